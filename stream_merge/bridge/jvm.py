@@ -1,0 +1,186 @@
+"""Values across the border, in bulk where their number can grow, and the errors that come back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from stream_merge.errors import (
+    ClauseError,
+    ConstraintViolationError,
+    MergeExecutionError,
+    SchemaMismatchError,
+    StreamMergeError,
+    UnresolvedColumnError,
+)
+
+JVM_ERRORS = (Py4JJavaError, PySparkException)
+"""What a failed call into the JVM raises, whether or not PySpark or delta-spark have translated it."""
+
+CONFLICTS = (
+    "ConcurrentAppendException",
+    "ConcurrentDeleteDeleteException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentTransactionException",
+    "ConcurrentWriteException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+)
+"""Delta's names of a commit that lost against another one."""
+
+# Delta's and Spark's conditions by what the user has to change. The first pattern that matches decides.
+_CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
+    (
+        ClauseError,
+        r"(DELTA_)?NON_LAST_\w+_OMIT_CONDITION|DELTA_MERGE_MISSING_WHEN|DELTA_NON_DETERMINISTIC_FUNCTION_NOT_SUPPORTED"
+        r"|DELTA_AGGREGATION_NOT_SUPPORTED|DELTA_CONFLICT_SET_COLUMN|DELTA_DUPLICATE_COLUMNS_ON_INSERT"
+        r"|(DELTA_)?UNSUPPORTED_EXPR\w*|DELTA_\w*SUBQUERY\w*|DELTA_NESTED_FIELD\w*|DELTA_UNSUPPORTED_NESTED_FIELD_IN_OPERATION"
+        r"|DELTA_INVALID_COLUMN_NAMES\w*|UNSUPPORTED_SUBQUERY_EXPRESSION_CATEGORY.*|INVALID_NON_DETERMINISTIC_EXPRESSIONS"
+        r"|GROUP_BY_AGGREGATE|DELTA_INVALID_MERGE_CLAUSE\w*|PARSE_SYNTAX_ERROR|DUPLICATE_ASSIGNMENTS|INVALID_WHERE_CONDITION"
+        r"|UNSUPPORTED_MERGE_CONDITION.*",
+    ),
+    (
+        UnresolvedColumnError,
+        r"DELTA_MERGE_UNRESOLVED_EXPRESSION|UNRESOLVED_COLUMN.*|AMBIGUOUS_REFERENCE.*|FIELD_NOT_FOUND|MISSING_ATTRIBUTES.*"
+        r"|DELTA_MISSING_COLUMN|UNRESOLVED_FIELD.*|AMBIGUOUS_COLUMN_OR_FIELD|CANNOT_RESOLVE_STAR_EXPAND|UNRESOLVED_ROUTINE",
+    ),
+    (
+        ConstraintViolationError,
+        r"DELTA_VIOLATE_CONSTRAINT\w*|DELTA_NOT_NULL_\w+|EXCEED_LIMIT_LENGTH|DELTA_EXCEED_CHAR_VARCHAR_LIMIT"
+        r"|NOT_NULL_ASSERT_VIOLATION|DELTA_CANNOT_MODIFY_APPEND_ONLY|DELTA_GENERATED_COLUMN\w*",
+    ),
+    (
+        SchemaMismatchError,
+        r"DELTA_FAILED_TO_MERGE_FIELDS|JOIN_CONDITION_IS_NOT_BOOLEAN_TYPE|DELTA_MERGE_INCOMPATIBLE_\w+"
+        r"|DELTA_UPDATE_SCHEMA_MISMATCH_EXPRESSION|DATATYPE_MISMATCH.*|CANNOT_UP_CAST_DATATYPE|DELTA_INVALID_SCHEMA\w*"
+        r"|INCOMPATIBLE_DATA_FOR_TABLE.*|DELTA_CANNOT_UPDATE_\w+|DELTA_ADDING_COLUMN_WITH_INTERNAL_NAME\w*"
+        r"|DELTA_UNSUPPORTED_DATA_TYPES|DELTA_CANNOT_CHANGE_DATA_TYPE|DELTA_UPDATE_NON_STRUCT\w*"
+        r"|DELTA_UNSUPPORTED_NESTED_FIELD_IN_UPDATE|DELTA_UNSUPPORTED_FIELD_UPDATE_NON_STRUCT|DELTA_DUPLICATE_COLUMNS_FOUND"
+        r"|COLUMN_ALREADY_EXISTS|DELTA_METADATA_MISMATCH|DELTA_SCHEMA_\w+",
+    ),
+)
+_MAX_CAUSES = 8
+
+
+def seq(jvm: Any, items: Iterable[Any] = ()) -> Any:
+    """Return a Scala Seq of the items."""
+    java_list = jvm.java.util.ArrayList()
+    for item in items:
+        java_list.add(item)
+    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(java_list)
+
+
+def items(scala_seq: Any) -> Iterator[Any]:
+    """Iterate over a Scala Seq, one call for each element."""
+    for index in range(scala_seq.size()):
+        yield scala_seq.apply(index)
+
+
+def optional(scala_option: Any) -> Any:
+    """Return what a Scala Option holds, or None."""
+    return scala_option.get() if scala_option.isDefined() else None
+
+
+def option(jvm: Any, value: Any) -> Any:
+    """Return a Scala Option of a value that may be None."""
+    return jvm.scala.Option.apply(value)
+
+
+def scala_object(package: Any, name: str) -> Any:
+    """Return the singleton of a Scala object, for those without static methods."""
+    return getattr(getattr(package, name + "$"), "MODULE$")
+
+
+def mapper(jvm: Any) -> Any:
+    """Return Delta's JSON mapper."""
+    return jvm.org.apache.spark.sql.delta.util.JsonUtils.mapper()
+
+
+def to_python(jvm: Any, scala_value: Any) -> Any:
+    """Return a Scala collection or case class as JSON-like Python values, in one call."""
+    return json.loads(mapper(jvm).writeValueAsString(scala_value))
+
+
+def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:
+    """Return a Java list of Delta's actions of one class, AddFile or RemoveFile, in a number of calls that does not grow."""
+    if not values:
+        return jvm.java.util.ArrayList()
+    json_mapper = mapper(jvm)
+    action = load_class(jvm, f"org.apache.spark.sql.delta.actions.{kind}")
+    list_type = json_mapper.getTypeFactory().constructCollectionType(load_class(jvm, "java.util.ArrayList"), action)
+    return json_mapper.readValue(json.dumps(values), list_type)
+
+
+def load_class(jvm: Any, name: str) -> Any:
+    """Return a class by name, wherever Spark put the JAR."""
+    return jvm.org.apache.spark.util.Utils.classForName(name, True, False)
+
+
+def set_field(jvm_object: Any, name: str, value: Any) -> None:
+    """Set a field that Scala declares as an overridable val, which a subclass would set if Python could make one."""
+    cls = jvm_object.getClass()
+    while cls is not None:
+        for declared in cls.getDeclaredFields():
+            if declared.getName() == name:
+                declared.setAccessible(True)
+                declared.set(jvm_object, value)
+                return
+        cls = cls.getSuperclass()
+    raise AttributeError(name)
+
+
+def throwables(error: BaseException) -> Iterator[Any]:
+    """Iterate over the JVM exception behind a Python one and its causes."""
+    throwable = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    for _ in range(_MAX_CAUSES):
+        if throwable is None:
+            return
+        yield throwable
+        throwable = throwable.getCause()
+
+
+def conflict_name(error: BaseException) -> str | None:
+    """Return Delta's name of the conflict when the error is one, else None."""
+    for throwable in throwables(error):
+        name = str(throwable.getClass().getSimpleName())
+        if name in CONFLICTS:
+            return name
+    return None
+
+
+def condition_of(throwable: Any) -> str | None:
+    """Return the name of the error condition that Spark or Delta gave a JVM exception."""
+    if not hasattr(throwable, "getMessage"):
+        return None
+    for method in ("getCondition", "getErrorClass"):
+        if any(m.getName() == method for m in throwable.getClass().getMethods()):
+            name = getattr(throwable, method)()
+            if name:
+                return str(name)
+    return None
+
+
+def translate(error: BaseException) -> StreamMergeError:
+    """Return this library's error for one that a call into the JVM raised; the caller chains it."""
+    found: list[str] = []
+    messages: list[str] = []
+    for throwable in throwables(error):
+        message = str(throwable.getMessage() or throwable.getClass().getName())
+        messages.append(message)
+        condition = condition_of(throwable)
+        found += [condition] if condition else []
+        found += re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]", message)
+    for name in found:
+        for kind, pattern in _CONDITIONS:
+            if re.fullmatch(pattern, name):
+                text = next((m for m in messages if name in m), messages[0])
+                return kind(text, condition=name)
+    named = [name for name in found if name != "INTERNAL_ERROR"]
+    return MergeExecutionError(
+        messages[-1] if messages else str(error), condition=named[0] if named else None
+    )

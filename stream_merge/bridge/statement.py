@@ -1,0 +1,361 @@
+"""Delta's analysis of a MERGE statement, which is never run, and the frames its expressions apply to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.jvm import JVM_ERRORS, actions, items, option, optional, scala_object, seq, set_field, translate
+from stream_merge.bridge.table import Transaction
+from stream_merge.clauses import Clause, Expression, When
+
+SOURCE_ID = "_stream_merge_source_id"
+FILE = "_stream_merge_file"
+ROW = "_stream_merge_row"
+RESERVED_PREFIX = "_stream_merge_"
+
+# Analysis turns these into literals of the moment, so that a statement with one must be analysed for every batch.
+_CURRENT = re.compile(r"current_|\bnow\b|curdate|localtimestamp|\brand|uuid|\bsession_user\b|\buser\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedClause:
+    """A clause as Delta resolved it.
+
+    Attributes:
+        clause: What the user wrote.
+        condition: Resolved condition, or None.
+        values: For UPDATE and INSERT the new value of each column of the final schema, in order.
+        is_condition_source_only: Whether the condition refers to no target column.
+        are_values_source_only: Whether no value refers to a target column.
+    """
+
+    clause: Clause
+    condition: Column | None
+    values: tuple[Column, ...]
+    is_condition_source_only: bool
+    are_values_source_only: bool
+    value_expressions: tuple[Any, ...]
+    condition_sql: str | None
+
+    def has_same_values(self, other: ResolvedClause) -> bool:
+        """Whether both clauses give every column the same value."""
+        pairs = zip(self.value_expressions, other.value_expressions, strict=True)
+        return all(one.semanticEquals(two) for one, two in pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """An equality between a target column and a source column that the merge condition demands."""
+
+    target: str
+    source: str
+    type_name: str
+    is_null_safe: bool
+
+
+class ResolvedMerge:
+    """A MERGE as Delta resolved it for one schema of source and target; good for any number of batches."""
+
+    def __init__(self, spark: SparkSession, command: Any, template: DataFrame, clauses: Sequence[Clause]) -> None:
+        self._spark = spark
+        self._command = command
+        self._template = template
+        self.condition: Column = self._column(command.condition())
+        self.clauses = tuple(self._resolved_clauses(clauses))
+        self._operation: Any = None
+
+    @property
+    def _jvm(self) -> Any:
+        return self._spark._jvm
+
+    def _column(self, expression: Any) -> Column:
+        from pyspark.sql.classic.column import Column as ClassicColumn
+
+        return ClassicColumn(self._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
+
+    def _resolved_clauses(self, clauses: Sequence[Clause]) -> Iterable[ResolvedClause]:
+        command = self._command
+        resolved = {
+            When.MATCHED: items(command.matchedClauses()),
+            When.NOT_MATCHED: items(command.notMatchedClauses()),
+            When.NOT_MATCHED_BY_SOURCE: items(command.notMatchedBySourceClauses()),
+        }
+        source_output = command.source().outputSet()
+        ordered = [clause for when in When for clause in clauses if clause.when is when]
+        for clause in ordered:
+            handle = next(resolved[clause.when])
+            condition = optional(handle.condition())
+            expressions = () if clause.is_delete else tuple(action.expr() for action in items(handle.resolvedActions()))
+            yield ResolvedClause(
+                clause=clause,
+                condition=None if condition is None else self._column(condition),
+                values=tuple(self._column(expression) for expression in expressions),
+                is_condition_source_only=condition is None or condition.references().subsetOf(source_output),
+                are_values_source_only=all(e.references().subsetOf(source_output) for e in expressions),
+                value_expressions=expressions,
+                condition_sql=None if condition is None else str(condition.sql()),
+            )
+
+    @cached_property
+    def condition_sql(self) -> str:
+        """The merge condition as SQL."""
+        return str(self._command.condition().sql())
+
+    @cached_property
+    def final_schema(self) -> Any:
+        """Handle of the table's schema after the merge."""
+        return optional(self._command.migratedSchema()) or self._command.target().schema()
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the final schema's columns."""
+        return tuple(self.final_schema.fieldNames())
+
+    @cached_property
+    def old_values(self) -> tuple[Column, ...]:
+        """The unchanged value of each column of the final schema, for rows that are copied and for preimages."""
+        return tuple(self._column(e) for e in items(self._command.postEvolutionTargetExpressions(True)))
+
+    @cached_property
+    def target_predicates(self) -> Any:
+        """Scala Seq of the predicates that a matching target row must fulfil whatever the source, or None without any."""
+        predicates = self._command.getTargetOnlyPredicates(self._spark._jsparkSession)
+        kept = [p for p in items(predicates) if str(p.sql()).lower() != "true"]
+        return seq(self._jvm, kept) if kept else None
+
+    @cached_property
+    def key_pairs(self) -> tuple[KeyPair, ...]:
+        """The equalities of plain columns of one type among the conjuncts of the merge condition."""
+        command = self._command
+        target_output = command.target().outputSet()
+        pairs = []
+        for conjunct in items(command.splitConjunctivePredicates(command.condition())):
+            kind = str(conjunct.getClass().getSimpleName())
+            if kind not in ("EqualTo", "EqualNullSafe"):
+                continue
+            sides = [conjunct.left(), conjunct.right()]
+            if not all(str(side.getClass().getSimpleName()) == "AttributeReference" for side in sides):
+                continue
+            if sides[0].references().subsetOf(target_output) == sides[1].references().subsetOf(target_output):
+                continue
+            if not sides[0].references().subsetOf(target_output):
+                sides.reverse()
+            types = {str(side.dataType().catalogString()) for side in sides}
+            if len(types) == 1:
+                target, source = (str(side.name()) for side in sides)
+                null_safe = kind == "EqualNullSafe"
+                pairs.append(KeyPair(target=target, source=source, type_name=types.pop(), is_null_safe=null_safe))
+        return tuple(pairs)
+
+    @cached_property
+    def condition_target_columns(self) -> tuple[str, ...]:
+        """The target columns that the merge condition names."""
+        references = self._command.condition().references().toSeq()
+        target_output = self._command.target().outputSet()
+        return tuple(str(a.name()) for a in items(references) if a.references().subsetOf(target_output))
+
+    def source(self, frame: DataFrame) -> DataFrame:
+        """Return the batch under the column identities that the resolved expressions refer to.
+
+        A union takes its columns from its first child, here the empty frame that was analysed; the optimizer then drops
+        that child. This is one call, where a projection would need several for each column.
+
+        Args:
+            frame: The batch, with `SOURCE_ID` as its last column.
+        """
+        union = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Union(
+            seq(self._jvm, [frame_plan(self._template), frame_plan(frame)]), False, False
+        )
+        return self._frame(union)
+
+    def target(self, transaction: Transaction, files: Sequence[dict[str, Any]], *, with_rows: bool) -> DataFrame:
+        """Return the rows of some files, with `FILE` and `ROW` behind the table's columns.
+
+        Args:
+            transaction: The transaction that reads.
+            files: AddFiles as the log writes them.
+            with_rows: Whether ROW is the position in the file, which only tables with deletion vectors know. Else it is a
+                number that tells the rows of one run of a job apart.
+        """
+        jvm = self._jvm
+        slim = [{key: value for key, value in file.items() if key != "stats"} for file in files]
+        handles = jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions(jvm, "AddFile", slim))
+        plan = self._command.buildTargetPlanWithFiles(
+            self._spark._jsparkSession, transaction.handle, handles, seq(jvm, [])
+        )
+        rows = self._frame(plan)
+        position = rows.metadataColumn("_metadata").getField("row_index") if with_rows else F.monotonically_increasing_id()
+        path = rows.metadataColumn("_metadata").getField("file_path")
+        return rows.select("*", path.alias(FILE), position.alias(ROW))
+
+    def _frame(self, plan: Any) -> DataFrame:
+        dataset = self._jvm.org.apache.spark.sql.classic.Dataset
+        return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
+
+    def evolve_schema(self, transaction: Transaction) -> None:
+        """Make the final schema part of the transaction, when the statement may evolve the schema."""
+        if not self._command.canMergeSchema():
+            return
+        metadata = transaction.handle.metadata()
+        self._command.updateMetadata(
+            self._spark._jsparkSession,
+            transaction.handle,
+            self.final_schema,
+            metadata.partitionColumns(),
+            metadata.configuration(),
+            False,
+            False,
+        )
+
+    @cached_property
+    def _predicates(self) -> tuple[Any, Any, Any]:
+        jvm = self._jvm
+        merge_predicate = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$MergePredicate")
+
+        def described(handles: Any) -> Any:
+            predicates = []
+            for handle in items(handles):
+                condition = optional(handle.condition())
+                text = option(jvm, None if condition is None else condition.sql())
+                predicates.append(merge_predicate(text, str(handle.clauseType()).lower()))
+            return seq(jvm, predicates)
+
+        command = self._command
+        return (
+            described(command.matchedClauses()),
+            described(command.notMatchedClauses()),
+            described(command.notMatchedBySourceClauses()),
+        )
+
+    def operation(self, metric_names: Sequence[str], user_metadata: str | None) -> Any:
+        """Return Delta's MERGE operation for the commit, reporting all the named metrics in DESCRIBE HISTORY.
+
+        It is made once: a sink's statement, metrics and user metadata do not change.
+        """
+        if self._operation is not None:
+            return self._operation
+        jvm = self._jvm
+        none = option(jvm, None)
+        merge = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$Merge")
+        operation = merge(option(jvm, self._command.condition()), none, none, none, *self._predicates)
+        self._operation = described_operation(jvm, operation, metric_names, user_metadata)
+        return self._operation
+
+    def refresh_cached_readers(self) -> None:
+        """Let frames that the user has cached over the target see the commit, as Delta's MERGE does."""
+        session = self._spark._jsparkSession
+        session.sharedState().cacheManager().recacheByPlan(session, self._command.target())
+
+
+def described_operation(jvm: Any, operation: Any, metric_names: Sequence[str], user_metadata: str | None) -> Any:
+    """Return a DeltaOperation that reports the named metrics beside its own, and carries the user's metadata."""
+    reported = operation.operationMetrics()
+    for name in metric_names:
+        reported = getattr(reported, "$plus")(name)
+    set_field(operation, "operationMetrics", reported)
+    if user_metadata is not None:
+        set_field(operation, "userMetadata", option(jvm, user_metadata))
+    return operation
+
+
+def overwrite_operation(spark: SparkSession, query_id: str, batch_id: int) -> Any:
+    """Return Delta's operation for a batch in output mode Complete."""
+    jvm: Any = spark._jvm
+    complete = jvm.org.apache.spark.sql.streaming.OutputMode.Complete()
+    streaming_update = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$StreamingUpdate")
+    return streaming_update(complete, query_id, batch_id, option(jvm, None))
+
+
+def frame_plan(frame: DataFrame) -> Any:
+    """Return the analysed plan of a frame."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def analyse(
+    spark: SparkSession, statement: str, source_alias: str, batch: DataFrame, clauses: Sequence[Clause]
+) -> ResolvedMerge:
+    """Let Delta resolve a MERGE statement against an empty source of the batch's schema.
+
+    Args:
+        spark: The session to analyse and execute in.
+        statement: The statement; its source relation is a placeholder.
+        source_alias: The alias of the source in it.
+        batch: The batch, without `SOURCE_ID`.
+        clauses: The clauses that the statement was made from.
+
+    Raises:
+        StreamMergeError: Delta refuses the statement; the kind of error tells why.
+    """
+    jvm: Any = spark._jvm
+    session = spark._jsparkSession
+    empty = session.createDataFrame(jvm.java.util.ArrayList(), batch._jdf.schema())
+    try:
+        parsed = session.sessionState().sqlParser().parsePlan(statement)
+        source = empty.alias(source_alias).queryExecution().analyzed()
+        bound = parsed.withNewChildren(seq(jvm, [parsed.targetTable(), source]))
+        skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+        command = session.sessionState().executePlan(bound, skip).analyzed()
+        template = DataFrame(empty, spark).withColumn(SOURCE_ID, F.lit(0).cast("long"))
+        return ResolvedMerge(spark, command, template, clauses)
+    except JVM_ERRORS as error:
+        raise translate(error) from error
+
+
+def expression_sql(spark: SparkSession, expression: Expression) -> str:
+    """Return an expression as SQL text.
+
+    Raises:
+        ClauseError: The text is no SQL expression.
+    """
+    jvm: Any = spark._jvm
+    if isinstance(expression, str):
+        text = expression
+    else:
+        converter = scala_object(jvm.org.apache.spark.sql.classic, "ColumnNodeToExpressionConverter")
+        text = str(converter.apply(expression._jc.node()).sql())  # type: ignore[operator]
+    try:
+        spark._jsparkSession.sessionState().sqlParser().parseExpression(text)
+    except JVM_ERRORS as error:
+        raise translate(error) from error
+    return text
+
+
+def column_name_parts(spark: SparkSession, name: str) -> list[str]:
+    """Split a column name as Spark does: at dots outside back quotes."""
+    attribute = spark._jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute  # type: ignore[union-attr]
+    try:
+        return [str(part) for part in items(attribute.parseAttributeName(name))]
+    except JVM_ERRORS as error:
+        raise translate(error) from error
+
+
+def is_time_dependent(text: str) -> bool:
+    """Whether analysis of the text may give something else in another moment."""
+    return bool(_CURRENT.search(text))
+
+
+def settings_fingerprint(spark: SparkSession) -> int:
+    """Return a number that changes with the session's settings, on which analysis depends."""
+    return int(spark._jsparkSession.sessionState().conf().settings().hashCode())
+
+
+def bitmap(spark: SparkSession, column: Column) -> Column:
+    """Return the aggregate of row positions into Delta's bitmap: struct<cardinality, bitmap>; nulls are left out."""
+    jvm: Any = spark._jvm
+    from pyspark.sql.classic.column import Column as ClassicColumn
+
+    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    portable = jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArrayFormat.Portable()
+    aggregator = jvm.org.apache.spark.sql.catalyst.expressions.aggregation.BitmapAggregator(
+        utils.expression(column._jc), portable  # type: ignore[operator]
+    )
+    return ClassicColumn(utils.column(aggregator.toAggregateExpression()))
+
+

@@ -1,0 +1,62 @@
+"""Operation metrics as Spark knows them: for the commit, and on a node of their own above the query's plan in the UI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from stream_merge.bridge.jvm import seq
+from stream_merge.bridge.sessions import RunningQuery
+
+
+class OperationMetrics:
+    """SQLMetrics that live as long as the sink: making them anew would cost a hundred calls a batch."""
+
+    def __init__(self, spark: SparkSession, names: Sequence[str]) -> None:
+        """Make a metric for each name; names that end with `Ms` are times in milliseconds."""
+        self._spark = spark
+        self._values = dict.fromkeys(names, 0)
+        metrics = self._execution.metric.SQLMetrics
+        context = spark.sparkContext._jsc.sc()
+        self.handles: dict[str, Any] = {
+            name: metrics.createTimingMetric(context, name, 0) if name.endswith("Ms") else metrics.createMetric(context, name)
+            for name in names
+        }
+        self._infos = [
+            self._execution.metric.SQLMetricInfo(name, handle.id(), handle.metricType())
+            for name, handle in self.handles.items()
+        ]
+
+    @property
+    def _execution(self) -> Any:
+        return self._spark._jvm.org.apache.spark.sql.execution  # type: ignore[union-attr]
+
+    def set(self, values: Mapping[str, int]) -> None:
+        """Set the metrics; those not named become 0."""
+        for name, handle in self.handles.items():
+            value = values.get(name, 0)
+            if value != self._values[name]:
+                handle.set(value)
+                self._values[name] = value
+
+    def show(self, query: RunningQuery, node: str) -> None:
+        """Put a node with the metrics on top of the running batch's plan in the UI.
+
+        Spark shows metrics only on nodes of a plan, and `foreachBatch` has none for what the function does. The event by
+        which adaptive execution replaces the shown plan is meant for exactly this.
+        """
+        jvm: Any = self._spark._jvm
+        context = self._spark.sparkContext._jsc.sc()
+        execution_id = context.getLocalProperty("spark.sql.execution.id")
+        if execution_id is None:
+            return
+        plan = query.execution.lastExecution().executedPlan()
+        child = self._execution.SparkPlanInfo.fromSparkPlan(plan)
+        no_metadata = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(jvm.java.util.HashMap())
+        root = self._execution.SparkPlanInfo(node, node, seq(jvm, [child]), no_metadata, seq(jvm, self._infos))
+        update = self._execution.ui.SparkListenerSQLAdaptiveExecutionUpdate
+        number = jvm.java.lang.Long.parseLong(execution_id)
+        context.listenerBus().post(update(number, f"{node}\n{plan}", root))
+        self._execution.metric.SQLMetrics.postDriverMetricUpdates(context, execution_id, seq(jvm, self.handles.values()))

@@ -1,0 +1,123 @@
+"""The options of a sink: their defaults, their bounds, and the check that reports every fault at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from stream_merge.clauses import Clause, Expression
+from stream_merge.errors import ConfigError
+from stream_merge.metrics import MergeResult
+from stream_merge.plan import Strategy
+
+OUTPUT_MODES = ("append", "update", "complete")
+NULL_KEY_POLICIES = ("error", "match", "quarantine")
+LOCATORS = ("scan",)
+MAX_COMMIT_RETRIES = 1000
+
+_ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkConfig:
+    """Everything `merge_sink` was told; see there for what each option means."""
+
+    target: str
+    keys: tuple[str, ...] = ()
+    on: Expression | None = None
+    sequence_by: tuple[str, ...] = ()
+    delete_when: Expression | None = None
+    clauses: tuple[Clause, ...] = ()
+    source_alias: str = "source"
+    target_alias: str = "target"
+    merge_schema: bool = False
+    overwrite_schema: bool = False
+    create_if_missing: bool = False
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    app_id: str | None = None
+    output_mode: str | None = None
+    strategy: str | None = None
+    locator: str | None = None
+    null_keys: str = "error"
+    check_cardinality: bool = True
+    quarantine: str | None = None
+    max_commit_retries: int = 10
+    user_metadata: str | None = None
+    on_result: Callable[[MergeResult], None] | None = None
+
+    def check(self) -> None:
+        """Raise `ConfigError` with every fault that can be found without a table."""
+        faults = [*self._key_faults(), *self._choice_faults(), *self._creation_faults()]
+        if faults:
+            raise ConfigError(faults)
+
+    def _key_faults(self) -> list[str]:
+        faults = []
+        if bool(self.keys) == (self.on is not None):
+            faults.append("give exactly one of keys and on")
+        for name, columns in (("keys", self.keys), ("sequence_by", self.sequence_by)):
+            if len(set(columns)) < len(columns):
+                faults.append(f"{name} names a column twice: {', '.join(columns)}")
+            if not all(columns):
+                faults.append(f"{name} has an empty column name")
+        if not self.keys:
+            faults += [
+                f"{name} needs keys"
+                for name, is_given in (
+                    ("sequence_by", bool(self.sequence_by)),
+                    ("delete_when", self.delete_when is not None),
+                    (f"null_keys={self.null_keys!r}", self.null_keys != "error"),
+                )
+                if is_given
+            ]
+        if self.clauses and self.delete_when is not None:
+            faults.append("delete_when belongs to the default clauses; with clauses of your own, write when_matched_delete")
+        return faults
+
+    def _choice_faults(self) -> list[str]:
+        strategies = tuple(strategy.value for strategy in Strategy)
+        faults = [
+            f"{name}={value!r} is not one of {', '.join(legal)}"
+            for name, value, legal in (
+                ("output_mode", self.output_mode, OUTPUT_MODES),
+                ("null_keys", self.null_keys, NULL_KEY_POLICIES),
+                ("strategy", self.strategy, strategies),
+                ("locator", self.locator, LOCATORS),
+            )
+            if value is not None and value not in legal
+        ]
+        for name, alias in (("source_alias", self.source_alias), ("target_alias", self.target_alias)):
+            if not _ALIAS.fullmatch(alias):
+                faults.append(f"{name}={alias!r} is not a plain identifier")
+        if self.source_alias.lower() == self.target_alias.lower():
+            faults.append(f"source_alias and target_alias are both {self.source_alias!r}")
+        if not 0 <= self.max_commit_retries <= MAX_COMMIT_RETRIES:
+            faults.append(f"max_commit_retries={self.max_commit_retries} is not between 0 and {MAX_COMMIT_RETRIES}")
+        if not self.target.strip():
+            faults.append("target is empty")
+        if self.app_id is not None and not self.app_id.strip():
+            faults.append("app_id is empty")
+        if (self.null_keys == "quarantine") != (self.quarantine is not None):
+            faults.append('null_keys="quarantine" and quarantine (a table) go together')
+        if self.overwrite_schema and self.merge_schema:
+            faults.append("overwrite_schema and merge_schema exclude each other")
+        return faults
+
+    def _creation_faults(self) -> list[str]:
+        faults = []
+        if not self.create_if_missing:
+            faults += [
+                f"{name} describes a new table; set create_if_missing=True"
+                for name, is_given in (
+                    ("partition_by", bool(self.partition_by)),
+                    ("cluster_by", bool(self.cluster_by)),
+                    ("table_properties", bool(self.table_properties)),
+                )
+                if is_given
+            ]
+        if self.partition_by and self.cluster_by:
+            faults.append("partition_by and cluster_by exclude each other")
+        return faults

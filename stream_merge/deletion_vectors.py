@@ -1,0 +1,187 @@
+"""Deletion vectors in Delta's format, made on the driver without a call into the JVM for each file.
+
+The format is that of the Delta protocol ("Deletion Vectors", "Deletion Vector Format"): a 64-bit Roaring bitmap in the
+portable serialisation behind a magic number, in the log itself while it is small, else in a file that one commit shares.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyroaring import BitMap64
+
+MAGIC = struct.pack("<I", 1681511377)
+FILE_FORMAT_VERSION = b"\x01"
+MAX_INLINE_BYTES = 512
+"""Larger vectors go to a file: the log is read whole by everyone, and each update writes the whole vector again."""
+
+MAX_CACHED_BYTES = 64 * 1024 * 1024
+
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_Z85_VALUES = {character: value for value, character in enumerate(_Z85)}
+
+
+def z85_encode(data: bytes) -> str:
+    """Encode bytes, a multiple of four, as Z85 (ZeroMQ RFC 32)."""
+    encoded = bytearray()
+    for (word,) in struct.iter_unpack(">I", data):
+        digits = bytearray(5)
+        for place in range(4, -1, -1):
+            word, digit = divmod(word, 85)
+            digits[place] = _Z85[digit]
+        encoded += digits
+    return encoded.decode("ascii")
+
+
+def z85_decode(text: str) -> bytes:
+    """Decode Z85 text, a multiple of five characters."""
+    words = []
+    for start in range(0, len(text), 5):
+        word = 0
+        for character in text[start : start + 5].encode("ascii"):
+            word = word * 85 + _Z85_VALUES[character]
+        words.append(struct.pack(">I", word))
+    return b"".join(words)
+
+
+def serialize(rows: BitMap64) -> bytes:
+    """Return the bitmap as Delta stores it."""
+    return MAGIC + rows.serialize()
+
+
+def deserialize(data: bytes) -> BitMap64:
+    """Return the bitmap of bytes that Delta stored.
+
+    Raises:
+        ValueError: The bytes are no bitmap of this format.
+    """
+    if data[:4] != MAGIC:
+        raise ValueError(f"unknown deletion vector format {data[:4].hex()}")
+    return BitMap64.deserialize(data[4:])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVector:
+    """Where a deletion vector is: the descriptor of the Delta protocol."""
+
+    storage_type: str
+    path_or_inline: str
+    size_in_bytes: int
+    cardinality: int
+    offset: int | None = None
+
+    @classmethod
+    def of(cls, descriptor: Mapping[str, Any]) -> StoredVector:
+        """Read a descriptor as the log writes it."""
+        return cls(
+            storage_type=descriptor["storageType"],
+            path_or_inline=descriptor["pathOrInlineDv"],
+            size_in_bytes=int(descriptor["sizeInBytes"]),
+            cardinality=int(descriptor["cardinality"]),
+            offset=descriptor.get("offset"),
+        )
+
+    def to_descriptor(self) -> dict[str, Any]:
+        """Return the descriptor as the log writes it."""
+        descriptor: dict[str, Any] = {"storageType": self.storage_type, "pathOrInlineDv": self.path_or_inline}
+        if self.offset is not None:
+            descriptor["offset"] = self.offset
+        return descriptor | {"sizeInBytes": self.size_in_bytes, "cardinality": self.cardinality}
+
+    def path(self) -> str:
+        """Return the path of the vector's file: relative to the table, or absolute for storage type p."""
+        if self.storage_type == "p":
+            return self.path_or_inline
+        prefix, encoded = self.path_or_inline[:-20], self.path_or_inline[-20:]
+        name = f"deletion_vector_{uuid.UUID(bytes=z85_decode(encoded))}.bin"
+        return f"{prefix}/{name}" if prefix else name
+
+
+@dataclass(slots=True)
+class VectorCache:
+    """Bitmaps by descriptor, so that a stream need not read again what it wrote a batch before; bounded in bytes."""
+
+    _bitmaps: OrderedDict[StoredVector, bytes] = field(default_factory=OrderedDict)
+    _bytes: int = 0
+
+    def load(self, vector: StoredVector, read_range: Callable[[str, int, int], bytes]) -> BitMap64:
+        """Return the bitmap of a stored vector.
+
+        Args:
+            vector: Where it is.
+            read_range: Reads `length` bytes at `offset` of a file of the table.
+        """
+        cached = self._bitmaps.get(vector)
+        if cached is not None:
+            self._bitmaps.move_to_end(vector)
+            return deserialize(cached)
+        if vector.storage_type == "i":
+            return deserialize(z85_decode(vector.path_or_inline)[: vector.size_in_bytes])
+        # At the offset stands the size again, four bytes, which the descriptor has told already.
+        data = read_range(vector.path(), (vector.offset or 0) + 4, vector.size_in_bytes)
+        self.keep(vector, data)
+        return deserialize(data)
+
+    def keep(self, vector: StoredVector, data: bytes) -> None:
+        """Remember the bytes of a vector."""
+        if vector.storage_type == "i" or len(data) > MAX_CACHED_BYTES:
+            return
+        self._bitmaps[vector] = data
+        self._bytes += len(data)
+        while self._bytes > MAX_CACHED_BYTES:
+            _, dropped = self._bitmaps.popitem(last=False)
+            self._bytes -= len(dropped)
+
+
+@dataclass(slots=True)
+class VectorWriter:
+    """Collects the vectors of one commit; those that are not inline share one file."""
+
+    cache: VectorCache
+    prefix: str = ""
+    _content: bytearray = field(default_factory=lambda: bytearray(FILE_FORMAT_VERSION))
+    _id: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    def add(self, rows: BitMap64) -> StoredVector:
+        """Store a bitmap and return where it is."""
+        data = serialize(rows)
+        if len(data) <= MAX_INLINE_BYTES:
+            padded = data + bytes(-len(data) % 4)
+            return StoredVector("i", z85_encode(padded), len(data), len(rows))
+        offset = len(self._content)
+        self._content += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+        vector = StoredVector("u", self.prefix + z85_encode(self._id.bytes), len(data), len(rows), offset)
+        self.cache.keep(vector, data)
+        return vector
+
+    def file(self) -> tuple[str, bytes] | None:
+        """Return path and content of the file that has to exist before the commit, or None when all are inline."""
+        if len(self._content) == len(FILE_FORMAT_VERSION):
+            return None
+        name = f"deletion_vector_{self._id}.bin"
+        return (f"{self.prefix}/{name}" if self.prefix else name, bytes(self._content))
+
+
+def delete_rows(
+    add: Mapping[str, Any], rows: BitMap64, vector: StoredVector, *, now_ms: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the AddFile with the new vector and the RemoveFile of the one before, as Delta's `removeRows` does."""
+    added = {**add, "deletionVector": vector.to_descriptor(), "dataChange": True}
+    if add.get("stats"):
+        # Bounds of a file with deleted rows may be wider than what is left.
+        added["stats"] = json.dumps({**json.loads(add["stats"]), "tightBounds": False}, separators=(",", ":"))
+    return added, remove_file(add, now_ms=now_ms)
+
+
+def remove_file(add: Mapping[str, Any], *, now_ms: int) -> dict[str, Any]:
+    """Return the RemoveFile of an AddFile, as Delta's `removeWithTimestamp` does."""
+    kept = ("path", "partitionValues", "size", "tags", "deletionVector", "baseRowId", "defaultRowCommitVersion", "stats")
+    removed = {name: add[name] for name in kept if add.get(name) is not None}
+    return {**removed, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}

@@ -1,0 +1,141 @@
+"""Rewrite the touched files: changed rows with their new values, all others as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.sessions import job_description
+from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
+from stream_merge.clauses import When
+from stream_merge.deletion_vectors import remove_file
+from stream_merge.engines import change_feed
+from stream_merge.engines.job import (
+    ACTION,
+    MergeJob,
+    Staged,
+    by_action,
+    compact,
+    count_removed,
+    count_written,
+    inserted_rows,
+    is_one_of,
+    now_ms,
+    without_matches,
+)
+from stream_merge.engines.locate import FileMatches, find_matches, joined_rows, key_columns, sum_by_clause
+from stream_merge.files import DataFile
+from stream_merge.steps import reached
+
+
+def stage(job: MergeJob) -> Staged:
+    """Stage a merge on a table without deletion vectors."""
+    spark = job.source.rows.sparkSession
+    matches = _matches(job).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
+            found = find_matches(job, matches, with_positions=False) if job.candidates else []
+        with job.timer.phase("stage"), job_description(spark, f"{job.batch}: rewrite"):
+            return _rewrite(job, matches, found)
+    finally:
+        matches.unpersist(blocking=True)
+
+
+def _matches(job: MergeJob) -> DataFrame:
+    target = _target(job, job.candidates)
+    joined = joined_rows(job, target)
+    relevant = joined.where(F.col(SOURCE_ID).isNotNull() | F.col(ACTION).isNotNull())
+    return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target))
+
+
+def _target(job: MergeJob, files: Sequence[DataFile]) -> DataFrame:
+    has_positions = "deletionVectors" in job.transaction.protocol.get("readerFeatures", [])
+    return job.resolved.target(job.transaction, [file.add for file in files], with_rows=has_positions)
+
+
+def touched_files(job: MergeJob, found: Sequence[FileMatches]) -> list[DataFile]:
+    """Return the files to rewrite: the ones that Delta's MERGE rewrites, so that its metrics mean the same.
+
+    Any match touches a file, whether or not a clause applies to it; only where all clauses are MATCHED ones does it take a
+    clause that applies. A NOT MATCHED BY SOURCE clause touches every file with a row.
+    """
+    if job.clauses(When.NOT_MATCHED_BY_SOURCE):
+        return [file for file in job.candidates if file.num_rows != 0]
+    is_matched_only = not job.clauses(When.NOT_MATCHED)
+    return [m.file for m in found if (m.num_changed_rows if is_matched_only else m.num_matches)]
+
+
+def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) -> Staged:
+    staged = Staged(counts=sum_by_clause(job, found))
+    touched = touched_files(job, found)
+    parts = []
+    if touched:
+        parts.append(_rewritten_rows(job, touched, found))
+    if job.clauses(When.NOT_MATCHED):
+        matched = matches.where(F.col(SOURCE_ID).isNotNull())
+        inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)
+        inserted = compact(job, inserted, job.source.num_rows)
+        parts.append(change_feed.insert_images(inserted, job.resolved.columns) if _has_changes(job, touched) else inserted)
+    reached("writing")
+    if parts:
+        new_files = job.transaction.write(reduce(DataFrame.union, parts))
+        written, num_rows = count_written(job, new_files)
+        staged.changes.new_files.append(new_files)
+        staged.counts |= written
+        _count_rows(job, staged, touched, num_rows, parts)
+    moment = now_ms()
+    staged.changes.removes = [remove_file(file.add, now_ms=moment) for file in touched]
+    staged.counts |= count_removed(touched)
+    return staged
+
+
+def _has_changes(job: MergeJob, touched: Sequence[DataFile]) -> bool:
+    # Without a rewritten file the commit only adds files, which the change feed reads as inserts by itself.
+    return job.has_change_feed and bool(touched)
+
+
+def _count_rows(
+    job: MergeJob, staged: Staged, touched: Sequence[DataFile], num_written: int | None, parts: Sequence[DataFrame]
+) -> None:
+    """Derive copied and inserted rows from what was there and what was written."""
+    rows_there = [file.num_rows for file in touched]
+    there = sum(n for n in rows_there if n is not None)
+    if None in rows_there:
+        there = _target(job, touched).count()
+    if num_written is None:
+        rows = reduce(DataFrame.union, parts)
+        if _has_changes(job, touched):
+            rows = rows.where(F.col(change_feed.CHANGE_TYPE).isNull())
+        num_written = rows.count()
+    updated, deleted = staged.counts["num_target_rows_updated"], staged.counts["num_target_rows_deleted"]
+    copied = there - updated - deleted
+    staged.counts["num_target_rows_copied"] = copied
+    staged.counts["num_target_rows_inserted"] = num_written - copied - updated
+
+
+def _rewritten_rows(job: MergeJob, touched: Sequence[DataFile], found: Sequence[FileMatches]) -> DataFrame:
+    """Return the rows of the touched files after the merge.
+
+    The join is the one that located the matches, on the touched files alone and with all columns: keeping the first one's
+    result would mean to keep the table's rows.
+    """
+    columns = job.resolved.columns
+    updates = [(n, c) for n, c in enumerate(job.resolved.clauses) if c.clause.is_update]
+    deletes = [n for n, c in enumerate(job.resolved.clauses) if c.clause.is_delete]
+    joined = joined_rows(job, _target(job, touched), keep_unmatched=True)
+    if deletes and not updates and any(m.num_matches != m.num_matched_rows for m in found):
+        joined = joined.dropDuplicates([FILE, ROW])
+    old = [value.alias(name) for value, name in zip(job.resolved.old_values, columns, strict=True)]
+    if not job.has_change_feed:
+        new: list[Column] = [by_action(updates, i, value).alias(columns[i]) for i, value in enumerate(old)]
+        return joined.where(~is_one_of(deletes)).select(*new)
+    after = [by_action(updates, i) for i in range(len(columns))] if updates else []
+    images = F.when(is_one_of(deletes), change_feed.delete_image(old, columns))
+    if updates:
+        images = images.when(is_one_of([n for n, _ in updates]), change_feed.update_images(old, after, columns))
+    return change_feed.explode_images(joined, images.otherwise(change_feed.copied_image(old, columns)))
+

@@ -1,0 +1,174 @@
+"""What an engine is given, what it returns, and the expressions that all of them share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, ResolvedClause, ResolvedMerge
+from stream_merge.bridge.table import CommitActions, Transaction, file_actions
+from stream_merge.clauses import When
+from stream_merge.deletion_vectors import VectorCache
+from stream_merge.files import DataFile, TableFiles
+from stream_merge.metrics import PhaseTimer
+from stream_merge.source import Source
+
+ACTION = RESERVED_PREFIX + "action"
+CHANGE_TYPE = "_change_type"
+TARGET_FILE_BYTES = 128 * 1024 * 1024
+ROWS_PER_TASK = 100_000
+MAX_BROADCAST_ROWS = 1_000_000
+
+
+@dataclass(slots=True, kw_only=True)
+class MergeJob:
+    """One merge on one version of the table.
+
+    Attributes:
+        resolved: The statement as Delta resolved it.
+        transaction: The open transaction.
+        source: The persisted batch.
+        files: The active files of the version that is read.
+        candidates: Those of them in which a row can match.
+        vectors: Deletion vectors known from earlier batches.
+        check_cardinality: Whether several matches of one target row are an error.
+        has_change_feed: Whether the table records its change data feed.
+        batch: How messages name the batch.
+        timer: Takes the times of the phases.
+        written: File actions that an earlier attempt wrote and that do not depend on the target, or None.
+    """
+
+    resolved: ResolvedMerge
+    transaction: Transaction
+    source: Source
+    files: TableFiles
+    candidates: Sequence[DataFile]
+    vectors: VectorCache
+    check_cardinality: bool
+    has_change_feed: bool
+    batch: str
+    timer: PhaseTimer
+    written: Any = None
+
+    @property
+    def bound_source(self) -> DataFrame:
+        """The batch under the identities that the resolved expressions refer to."""
+        return self.resolved.source(self.source.rows)
+
+    def clauses(self, when: When) -> list[tuple[int, ResolvedClause]]:
+        """Return the clauses of one kind with their numbers."""
+        return [(number, c) for number, c in enumerate(self.resolved.clauses) if c.clause.when is when]
+
+    def broadcast(self, frame: DataFrame) -> DataFrame:
+        """Ask for a broadcast of the batch, so that the table is not shuffled, unless the batch is too large for one."""
+        return F.broadcast(frame) if self.source.num_rows <= MAX_BROADCAST_ROWS else frame
+
+
+@dataclass(slots=True)
+class Staged:
+    """What the commit will hold, and what is known of it.
+
+    Attributes:
+        changes: The file actions.
+        counts: Metrics by field name of `MergeResult`.
+        reusable: File actions that may go into another attempt's commit unchanged, or None.
+    """
+
+    changes: CommitActions = field(default_factory=CommitActions)
+    counts: dict[str, int] = field(default_factory=dict)
+    reusable: Any = None
+
+
+def first_applying(clauses: Sequence[tuple[int, ResolvedClause]]) -> Column:
+    """Return the number of the first clause whose condition holds, or null when none does."""
+    number: Column | None = None
+    for index, clause in clauses:
+        holds = F.lit(True) if clause.condition is None else clause.condition
+        number = F.when(holds, F.lit(index)) if number is None else number.when(holds, F.lit(index))
+    return F.lit(None).cast("int") if number is None else number
+
+
+def by_action(clauses: Sequence[tuple[int, ResolvedClause]], position: int, otherwise: Column | None = None) -> Column:
+    """Return the new value of the column at `position`, by the number in `ACTION`."""
+    value: Column | None = None
+    for index, clause in clauses:
+        applies = F.col(ACTION) == index
+        new = clause.values[position]
+        value = F.when(applies, new) if value is None else value.when(applies, new)
+    if value is None:
+        return F.lit(None) if otherwise is None else otherwise
+    return value if otherwise is None else value.otherwise(otherwise)
+
+
+def is_one_of(numbers: Sequence[int]) -> Column:
+    """Return whether `ACTION` is one of the clauses; false when there is none."""
+    return F.coalesce(F.col(ACTION).isin(*numbers), F.lit(False)) if numbers else F.lit(False)
+
+
+def inserted_rows(job: MergeJob, unmatched: DataFrame) -> DataFrame:
+    """Return the rows that the NOT MATCHED clauses make of source rows that match nothing."""
+    clauses = job.clauses(When.NOT_MATCHED)
+    acted = unmatched.select("*", first_applying(clauses).alias(ACTION)).where(F.col(ACTION).isNotNull())
+    columns = job.resolved.columns
+    return acted.select(*[by_action(clauses, i).alias(name) for i, name in enumerate(columns)])
+
+
+def without_matches(job: MergeJob, matched_ids: DataFrame) -> DataFrame:
+    """Return the source rows whose `SOURCE_ID` is not among the matched ones."""
+    return job.bound_source.join(job.broadcast(matched_ids.select(SOURCE_ID)), SOURCE_ID, "left_anti")
+
+
+def compact(job: MergeJob, frame: DataFrame, num_rows: int) -> DataFrame:
+    """Limit the number of files that a batch of about `num_rows` new rows is written into."""
+    known = [f for f in job.files.all() if f.num_physical_rows]
+    physical = sum(f.num_physical_rows or 0 for f in known)
+    row_bytes = sum(f.size for f in known) / physical if physical else 100.0
+    cores = job.source.rows.sparkSession.sparkContext.defaultParallelism
+    by_bytes = int(num_rows * row_bytes // TARGET_FILE_BYTES) + 1
+    by_rows = min(cores, num_rows // ROWS_PER_TASK + 1)
+    return frame.coalesce(max(by_bytes, by_rows))
+
+
+def now_ms() -> int:
+    """Return the time for deletion timestamps, in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def count_written(job: MergeJob, new_files: Any) -> tuple[dict[str, int], int | None]:
+    """Count new files as Delta's MERGE does.
+
+    Returns:
+        The metrics, and the number of rows written, or None where the session collects no statistics.
+    """
+    written = file_actions(job.transaction.jvm, new_files)
+    adds = [DataFile(action["add"]) for action in written if "add" in action]
+    changes = [action["cdc"] for action in written if "cdc" in action]
+    rows = [file.num_physical_rows for file in adds]
+    counts = {
+        "num_target_files_added": len(adds),
+        "num_target_bytes_added": sum(file.size for file in adds),
+        "num_target_partitions_added_to": count_partitions(adds),
+        "num_target_change_files_added": len(changes),
+        "num_target_change_file_bytes": sum(int(change["size"]) for change in changes),
+    }
+    return counts, None if None in rows else sum(n for n in rows if n is not None)
+
+
+def count_partitions(files: Sequence[DataFile]) -> int:
+    """Count partitions as Delta's MERGE does: 0 for an unpartitioned table."""
+    distinct = {tuple(sorted(file.partition_values.items(), key=str)) for file in files}
+    return 0 if distinct == {()} else len(distinct)
+
+
+def count_removed(files: Sequence[DataFile]) -> dict[str, int]:
+    """Count files that leave the table, as Delta's MERGE does."""
+    return {
+        "num_target_files_removed": len(files),
+        "num_target_bytes_removed": sum(file.size for file in files),
+        "num_target_partitions_removed_from": count_partitions(files),
+    }

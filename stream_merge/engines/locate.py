@@ -1,0 +1,175 @@
+"""Which rows of which files match: one join of the candidate files with the batch, executed once.
+
+The target is always the streamed side and the batch the broadcast one. Delta's MERGE needs an outer join that keeps the
+source's unmatched rows, and so shuffles the table; here they are found afterwards as the batch's rows whose number is not
+among the matched ones, a join of two small frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, bitmap
+from stream_merge.clauses import When
+from stream_merge.engines.job import ACTION, MergeJob, first_applying
+from stream_merge.errors import AmbiguousMatchError
+from stream_merge.files import DataFile
+from stream_merge.steps import reached
+
+
+@dataclass(frozen=True, slots=True)
+class FileMatches:
+    """What the join found in one file.
+
+    Attributes:
+        file: The file.
+        num_matches: Pairs of a target row and a source row.
+        num_matched_rows: Distinct target rows among them.
+        changed_rows: Delta's bitmap of the rows that a clause applies to; None where positions are not known.
+        num_by_clause: Rows (pairs, where a row matches several times) by number of the clause.
+    """
+
+    file: DataFile
+    num_matches: int
+    num_matched_rows: int
+    num_changed_rows: int
+    changed_rows: bytes | None
+    num_by_clause: Mapping[int, int]
+
+
+def joined_rows(job: MergeJob, target: DataFrame, *, keep_unmatched: bool = False) -> DataFrame:
+    """Join target rows with the batch and number the clause that applies to each pair in `ACTION`.
+
+    Target rows without a match are kept only where asked for, or where NOT MATCHED BY SOURCE clauses need them.
+    """
+    by_source = job.clauses(When.NOT_MATCHED_BY_SOURCE)
+    is_outer = keep_unmatched or bool(by_source)
+    joined = target.join(job.broadcast(job.bound_source), job.resolved.condition, "left_outer" if is_outer else "inner")
+    action = first_applying(job.clauses(When.MATCHED))
+    if is_outer:
+        action = F.when(F.col(SOURCE_ID).isNotNull(), action).otherwise(first_applying(by_source))
+    return joined.select("*", action.alias(ACTION))
+
+
+def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> list[FileMatches]:
+    """Run the join and return what it found in each file.
+
+    Args:
+        job: The merge.
+        rows: Frame with `FILE`, `ROW`, `SOURCE_ID` (null without a match) and `ACTION`.
+        with_positions: Whether the bitmaps of changed rows are wanted. One bitmap for each touched file comes to the driver.
+
+    Raises:
+        AmbiguousMatchError: Several source rows match one target row.
+    """
+    spark = rows.sparkSession
+    existing = [n for n, clause in enumerate(job.resolved.clauses) if not clause.clause.is_insert]
+    all_change = _every_match_changes(job)
+    is_match = F.col(SOURCE_ID).isNotNull()
+    changed = _collected(bitmap(spark, F.when(F.col(ACTION).isNotNull(), F.col(ROW))), with_positions)
+    aggregates: list[Column] = [F.count(SOURCE_ID).alias("matches"), changed.alias("changed")]
+    if not all_change:
+        matched = F.when(is_match, F.col(ROW))
+        aggregates.append(_collected(bitmap(spark, matched), False).alias("matched"))
+    aggregates += [F.count(F.when(F.col(ACTION) == n, 1)).alias(f"clause_{n}") for n in existing]
+    reached("locating")
+    collected = rows.groupBy(FILE).agg(*aggregates).collect()
+    root = job.transaction.table.root
+    found = [
+        FileMatches(
+            file=job.files.find(row[FILE], root),
+            num_matches=row["matches"],
+            num_matched_rows=(row["changed"] if all_change else row["matched"])["cardinality"],
+            num_changed_rows=row["changed"]["cardinality"],
+            changed_rows=bytes(row["changed"]["bitmap"]) if with_positions else None,
+            num_by_clause={n: row[f"clause_{n}"] for n in existing},
+        )
+        for row in collected
+    ]
+    if job.check_cardinality and not _is_single_unconditional_delete(job):
+        _check_cardinality(job, rows, found)
+    return found
+
+
+def _collected(bitmap_column: Column, with_positions: bool) -> Column:
+    fields = [bitmap_column.getField("cardinality").alias("cardinality")]
+    if with_positions:
+        fields.append(bitmap_column.getField("bitmap").alias("bitmap"))
+    return F.struct(*fields)
+
+
+def _every_match_changes(job: MergeJob) -> bool:
+    """Whether the changed rows are the matched ones, so that one bitmap tells both."""
+    matched = job.clauses(When.MATCHED)
+    ends_unconditional = bool(matched) and matched[-1][1].condition is None
+    return ends_unconditional and not job.clauses(When.NOT_MATCHED_BY_SOURCE)
+
+
+def _is_single_unconditional_delete(job: MergeJob) -> bool:
+    """Whether several matches can't be ambiguous: whichever is taken, the row goes (Delta's rule)."""
+    matched = job.clauses(When.MATCHED)
+    return len(matched) == 1 and matched[0][1].clause.is_delete and matched[0][1].condition is None
+
+
+def _check_cardinality(job: MergeJob, rows: DataFrame, found: Sequence[FileMatches]) -> None:
+    if all(matches.num_matches == matches.num_matched_rows for matches in found):
+        return
+    ambiguous = (
+        rows.where(F.col(SOURCE_ID).isNotNull())
+        .groupBy(FILE, ROW)
+        .agg(F.count(F.lit(1)).alias("matches"), *[F.first(name).alias(name) for name in _example_columns(rows)])
+        .where(F.col("matches") > 1)
+    )
+    count, example = ambiguous.count(), ambiguous.first()
+    values: dict[str, Any] = {}
+    if example is not None:
+        values = {name.removeprefix("_stream_merge_key_"): example[name] for name in _example_columns(rows)}
+    raise AmbiguousMatchError(job.batch, count, values)
+
+
+def _example_columns(rows: DataFrame) -> list[str]:
+    return [name for name in rows.columns if name.startswith("_stream_merge_key_")]
+
+
+def key_columns(job: MergeJob, target: DataFrame) -> list[Column]:
+    """Return the target's columns that the merge condition names, under names for the error of a multiple match."""
+    return [target[_quoted(name)].alias(f"_stream_merge_key_{name}") for name in job.resolved.condition_target_columns]
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]:
+    """Return Delta's row metrics of updates and deletes.
+
+    A row that several source rows delete is one deleted row.
+    """
+    counts = dict.fromkeys(
+        (
+            "num_target_rows_matched_updated",
+            "num_target_rows_matched_deleted",
+            "num_target_rows_not_matched_by_source_updated",
+            "num_target_rows_not_matched_by_source_deleted",
+        ),
+        0,
+    )
+    for number, clause in enumerate(job.resolved.clauses):
+        if clause.clause.is_insert:
+            continue
+        kind = "matched" if clause.clause.when is When.MATCHED else "not_matched_by_source"
+        verb = "deleted" if clause.clause.is_delete else "updated"
+        counts[f"num_target_rows_{kind}_{verb}"] += sum(matches.num_by_clause[number] for matches in found)
+    if _is_single_unconditional_delete(job):
+        overcount = sum(matches.num_matches - matches.num_matched_rows for matches in found)
+        counts["num_target_rows_matched_deleted"] -= overcount
+    for verb in ("updated", "deleted"):
+        counts[f"num_target_rows_{verb}"] = (
+            counts[f"num_target_rows_matched_{verb}"] + counts[f"num_target_rows_not_matched_by_source_{verb}"]
+        )
+    return counts

@@ -1,0 +1,243 @@
+"""Mark changed rows in deletion vectors and append their new versions; rows that do not change stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark import InheritableThread, StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.sessions import active, job_description
+from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
+from stream_merge.clauses import When
+from stream_merge.deletion_vectors import StoredVector, VectorWriter, delete_rows, deserialize, remove_file
+from stream_merge.engines import change_feed
+from stream_merge.engines.job import (
+    ACTION,
+    MergeJob,
+    Staged,
+    by_action,
+    compact,
+    count_removed,
+    count_written,
+    first_applying,
+    inserted_rows,
+    is_one_of,
+    now_ms,
+    without_matches,
+)
+from stream_merge.engines.locate import FileMatches, find_matches, joined_rows, key_columns, sum_by_clause
+from stream_merge.files import DataFile
+from stream_merge.steps import reached
+
+NEW = "_stream_merge_new_{}"
+OLD = "_stream_merge_old_{}"
+
+
+def stage(job: MergeJob) -> Staged:
+    """Stage a merge on a table with deletion vectors."""
+    if job.written is not None or (job.source.is_independent and not job.has_change_feed):
+        return _stage_independent(job)
+    return _stage_dependent(job)
+
+
+def _stage_independent(job: MergeJob) -> Staged:
+    """Write the new rows while the old ones are looked up: what is written is the same whether a row matches or not.
+
+    Only key columns of the target are read. The written files are good for every attempt to commit.
+    """
+    reusable = job.written
+    writing = None if reusable is not None else _Writing(job, _independent_rows(job))
+    try:
+        with job.timer.phase("locate"), job_description(job.source.rows.sparkSession, f"{job.batch}: locate"):
+            target = _target(job, job.candidates)
+            rows = joined_rows(job, target).select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target))
+            found = find_matches(job, rows, with_positions=True) if job.candidates else []
+    except BaseException:
+        if writing is not None:
+            writing.abandon()
+        raise
+    if writing is not None:
+        with job.timer.phase("stage"):
+            reusable = writing.result()
+    with job.timer.phase("stage"):
+        staged = _delete_changed(job, found)
+        written, num_rows = count_written(job, reusable)
+        updated = staged.counts["num_target_rows_updated"]
+        total = job.source.num_independent_rows if num_rows is None else num_rows
+        staged.counts |= written
+        staged.counts["num_target_rows_inserted"] = total - updated
+        staged.changes.new_files.append(reusable)
+        staged.reusable = reusable
+    return staged
+
+
+def _independent_rows(job: MergeJob) -> DataFrame:
+    rows = inserted_rows(job, job.bound_source)
+    return compact(job, rows, job.source.num_independent_rows)
+
+
+class _Writing:
+    """A write that runs in a thread of its own while the caller does something else."""
+
+    def __init__(self, job: MergeJob, rows: DataFrame) -> None:
+        self._outcome: Any = None
+        self._error: BaseException | None = None
+        spark = rows.sparkSession
+        reached("writing")
+        self._thread = InheritableThread(target=self._run, args=(job, rows, spark), session=spark)
+        self._thread.start()
+
+    def _run(self, job: MergeJob, rows: DataFrame, spark: SparkSession) -> None:
+        try:
+            with active(spark), job_description(spark, f"{job.batch}: write"):
+                self._outcome = job.transaction.write(rows)
+        except BaseException as error:  # noqa: BLE001 - raised again by result(), in the caller's thread
+            self._error = error
+
+    def result(self) -> Any:
+        """Wait, and return the file actions or raise what the write raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def abandon(self) -> None:
+        """Wait for the end, whatever it is: the transaction must not be used by two threads."""
+        self._thread.join()
+
+
+def _stage_dependent(job: MergeJob) -> Staged:
+    """Compute the new rows from the join's result, which is kept until they are written."""
+    spark = job.source.rows.sparkSession
+    touched = _touched_rows(job).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
+            found = find_matches(job, touched, with_positions=True) if job.candidates else []
+        with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):
+            staged = _delete_changed(job, found)
+            num_updated = staged.counts["num_target_rows_updated"]
+            if _has_new_rows(job, num_updated):
+                reached("writing")
+                num_rows = num_updated + job.source.num_rows
+                new_files = job.transaction.write(compact(job, _new_rows(job, touched, found), num_rows))
+                written, total = count_written(job, new_files)
+                if total is None:
+                    total = _new_rows(job, touched, found, with_changes=False).count()
+                staged.changes.new_files.append(new_files)
+                staged.counts |= written
+                staged.counts["num_target_rows_inserted"] = total - num_updated
+            else:
+                reached("writing")
+    finally:
+        touched.unpersist(blocking=True)
+    return staged
+
+
+def _has_new_rows(job: MergeJob, num_updated: int) -> bool:
+    return bool(num_updated or job.clauses(When.NOT_MATCHED)) or job.has_change_feed
+
+
+def _target(job: MergeJob, files: Sequence[DataFile]) -> DataFrame:
+    return job.resolved.target(job.transaction, [file.add for file in files], with_rows=True)
+
+
+def _touched_rows(job: MergeJob) -> DataFrame:
+    target = _target(job, job.candidates)
+    joined = joined_rows(job, target)
+    relevant = joined.where(F.col(SOURCE_ID).isNotNull() | F.col(ACTION).isNotNull())
+    updates = [(n, c) for n, c in enumerate(job.resolved.clauses) if c.clause.is_update]
+    width = range(len(job.resolved.columns))
+    new = [by_action(updates, i).alias(NEW.format(i)) for i in width] if updates else []
+    old = [job.resolved.old_values[i].alias(OLD.format(i)) for i in width] if job.has_change_feed else []
+    return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target), *new, *old)
+
+
+def _new_rows(
+    job: MergeJob, touched: DataFrame, found: Sequence[FileMatches], *, with_changes: bool = True
+) -> DataFrame:
+    columns = job.resolved.columns
+    clauses = job.resolved.clauses
+    updates = [n for n, c in enumerate(clauses) if c.clause.is_update]
+    deletes = [n for n, c in enumerate(clauses) if c.clause.is_delete]
+    parts = []
+    if updates:
+        updated = touched.where(is_one_of(updates))
+        parts.append(updated.select(*[F.col(NEW.format(i)).alias(name) for i, name in enumerate(columns)]))
+    if job.clauses(When.NOT_MATCHED):
+        unmatched = without_matches(job, touched.where(F.col(SOURCE_ID).isNotNull())) if found else job.bound_source
+        parts.append(inserted_rows(job, unmatched))
+    if not (job.has_change_feed and with_changes):
+        return change_feed.union(parts, touched, columns)
+    is_repeated = any(m.num_matches != m.num_matched_rows for m in found)
+    return change_feed.with_changes(
+        columns,
+        inserted=parts.pop() if job.clauses(When.NOT_MATCHED) else None,
+        changed=touched.dropDuplicates([FILE, ROW]) if is_repeated and not updates else touched,
+        new=[NEW.format(i) for i in range(len(columns))],
+        old=[OLD.format(i) for i in range(len(columns))],
+        is_update=is_one_of(updates),
+        is_delete=is_one_of(deletes),
+        has_updates=bool(updates),
+    )
+
+
+def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
+    """Mark the changed rows of each file; a file with no row left is removed whole."""
+    staged = Staged(counts=sum_by_clause(job, found))
+    table = job.transaction.table
+    writer = VectorWriter(job.vectors)
+    emptied: list[DataFile] = []
+    vectors = {"added": 0, "updated": 0, "removed": 0}
+    moment = now_ms()
+    for matches in found:
+        if not matches.num_changed_rows:
+            continue
+        assert matches.changed_rows is not None
+        file = matches.file
+        rows = deserialize(matches.changed_rows)
+        descriptor = file.add.get("deletionVector")
+        if descriptor:
+            rows |= job.vectors.load(StoredVector.of(descriptor), table.read_range)
+        if file.num_physical_rows == len(rows):
+            emptied.append(file)
+            staged.changes.removes.append(remove_file(file.add, now_ms=moment))
+            vectors["removed"] += bool(descriptor)
+            continue
+        rows.run_optimize()
+        added, removed = delete_rows(file.add, rows, writer.add(rows), now_ms=moment)
+        staged.changes.adds.append(added)
+        staged.changes.removes.append(removed)
+        vectors["updated" if descriptor else "added"] += 1
+    shared = writer.file()
+    if shared is not None:
+        table.write_file(*shared)
+    staged.counts |= {f"num_target_deletion_vectors_{verb}": count for verb, count in vectors.items()}
+    staged.counts |= count_removed(emptied)
+    return staged
+
+
+def independent_rows(resolved_clauses: Any) -> Any:
+    """Return the column that tells, per source row, whether what is written depends on a match; None if it may always.
+
+    Nothing depends on a match when the conditions look at the source alone, updates and inserts write the same values, and
+    a row that would be updated if it matches would be inserted if it does not.
+    """
+    updates = [c for c in resolved_clauses if c.clause.is_update]
+    inserts = [c for c in resolved_clauses if c.clause.is_insert]
+    if not updates or not inserts:
+        return None
+    if any(c.clause.when is When.NOT_MATCHED_BY_SOURCE or not c.is_condition_source_only for c in resolved_clauses):
+        return None
+    if not all(c.are_values_source_only for c in updates):
+        return None
+    if not all(update.has_same_values(insert) for update in updates for insert in inserts):
+        return None
+    numbered = list(enumerate(resolved_clauses))
+    matched = first_applying([(n, c) for n, c in numbered if c.clause.when is When.MATCHED])
+    unmatched = first_applying([(n, c) for n, c in numbered if c.clause.is_insert])
+    update_numbers = [n for n, c in numbered if c.clause.is_update]
+    would_update = F.coalesce(matched.isin(*update_numbers), F.lit(False))
+    return would_update != unmatched.isNotNull(), unmatched.isNotNull()

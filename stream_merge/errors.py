@@ -1,0 +1,160 @@
+"""Every error the library raises on purpose.
+
+All derive from `StreamMergeError`. `retriable` tells whether the same micro-batch may succeed when it is
+run again unchanged (a restarted query does that). Where Delta or Spark has a name for the condition, it is
+in `condition` and opens the message in square brackets, so that it can be searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "AmbiguousMatchError",
+    "BatchIdRegressionError",
+    "ClauseError",
+    "CommitConflictError",
+    "CommitStateUnknownError",
+    "ConfigError",
+    "ConnectNotSupportedError",
+    "ConstraintViolationError",
+    "MergeExecutionError",
+    "NullKeyError",
+    "SchemaMismatchError",
+    "StreamMergeError",
+    "TargetNotFoundError",
+    "UnresolvedColumnError",
+    "UnsupportedTableError",
+]
+
+
+class StreamMergeError(Exception):
+    """Base of all errors of this library.
+
+    Attributes:
+        condition: Delta's or Spark's name of the error condition, or None where neither has one.
+    """
+
+    retriable = False
+
+    def __init__(self, message: str, *, condition: str | None = None) -> None:
+        self.condition = condition
+        prefix = f"[{condition}] " if condition and not message.startswith("[") else ""
+        super().__init__(prefix + message)
+
+
+class ConfigError(StreamMergeError, ValueError):
+    """The options of a sink contradict each other or are out of range.
+
+    Attributes:
+        faults: One sentence for each fault; all of them are found before the error is raised.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(self.faults))
+
+
+class ConnectNotSupportedError(StreamMergeError):
+    """The micro-batch belongs to a Spark Connect session, which has no access to Delta's transaction."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "stream_merge works inside Delta's own transaction, which Spark Connect cannot reach. "
+            "Run the query from a classic session: SparkSession.builder.master(...) or spark-submit, without .remote(...)."
+        )
+
+
+class TargetNotFoundError(StreamMergeError):
+    """The target is not a Delta table, or does not exist."""
+
+
+class UnsupportedTableError(StreamMergeError):
+    """The target has a feature that this library does not maintain; nothing was written."""
+
+
+class ClauseError(StreamMergeError):
+    """A clause, or the list of clauses, is not a valid MERGE."""
+
+
+class UnresolvedColumnError(StreamMergeError):
+    """A condition or an assignment names a column that is unknown or ambiguous."""
+
+
+class SchemaMismatchError(StreamMergeError):
+    """A value cannot be assigned to its target column without loss or error of type."""
+
+
+class ConstraintViolationError(StreamMergeError):
+    """A row breaks a constraint of the target: CHECK, NOT NULL, generated column, length, append-only."""
+
+
+class MergeExecutionError(StreamMergeError):
+    """An expression of the merge failed on the data: a cast, an overflow, a division by zero."""
+
+
+class AmbiguousMatchError(StreamMergeError):
+    """Several source rows match one target row, so that the result would depend on their order.
+
+    Attributes:
+        count: How many target rows have more than one match.
+        example: One of them: the value of each target column that the merge condition names.
+    """
+
+    def __init__(self, batch: str, count: int, example: dict[str, object]) -> None:
+        self.count = count
+        self.example = example
+        row = ", ".join(f"{name}={value!r}" for name, value in example.items())
+        super().__init__(
+            f"{batch}: {count} target row(s) are matched by more than one source row, for example {row}. "
+            "Set sequence_by so that the newest change of each key is taken, or make the merge condition unique.",
+            condition="DELTA_MULTIPLE_SOURCE_ROW_MATCHING_TARGET_ROW_IN_MERGE",
+        )
+
+
+class NullKeyError(StreamMergeError):
+    """Source rows have NULL in a key column, which equals nothing, so that each merge would insert them anew."""
+
+    def __init__(self, batch: str, keys: Sequence[str], count: int) -> None:
+        self.count = count
+        super().__init__(
+            f"{batch}: {count} source row(s) have NULL in a key ({', '.join(keys)}). "
+            'Choose null_keys="match" to let NULL equal NULL, null_keys="quarantine" to set such rows aside, or filter them out.'
+        )
+
+
+class BatchIdRegressionError(StreamMergeError):
+    """The batch id went backwards: the checkpoint was lost, reset or restored from an older copy."""
+
+    def __init__(self, app_id: str, batch_id: int, recorded: int) -> None:
+        self.app_id = app_id
+        self.batch_id = batch_id
+        self.recorded = recorded
+        super().__init__(
+            f"Batch {batch_id} of application {app_id!r} arrived, but the target already holds batch {recorded} of it. "
+            "The checkpoint was lost, reset or restored from an older copy, so this batch may hold rows the table has never seen; "
+            "skipping it could lose data, merging it could repeat data. Restore the checkpoint that belongs to the table, "
+            "or start a new one under a new app_id (a merge by key can safely take changes again)."
+        )
+
+
+class CommitConflictError(StreamMergeError):
+    """Other writers changed the target during every attempt; nothing of this batch is in the table."""
+
+    retriable = True
+
+    def __init__(self, batch: str, attempts: int, reason: str) -> None:
+        self.attempts = attempts
+        super().__init__(
+            f"{batch}: the commit conflicted with other writers {attempts} time(s) ({reason}). Nothing was committed. "
+            "Raise max_commit_retries, or run OPTIMIZE and other writers at other times."
+        )
+
+
+class CommitStateUnknownError(StreamMergeError):
+    """The commit failed and the table could not be read afterwards, so that it is unknown whether it landed.
+
+    A restarted query finds out: the batch is skipped if it is in the table, and merged if it is not.
+    """
+
+    retriable = True

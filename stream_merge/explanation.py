@@ -1,0 +1,60 @@
+"""What a merge would do, in words, before it does anything."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from stream_merge.bridge import sessions
+from stream_merge.bridge.table import open_table
+from stream_merge.config import SinkConfig
+from stream_merge.engines.merge_on_read import independent_rows
+from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
+from stream_merge.files import is_prunable
+from stream_merge.micro_batch import checked_clauses
+from stream_merge.plan import Strategy, choose_strategy
+from stream_merge.source import check_columns
+from stream_merge.state import SinkState
+
+
+def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
+    """Return the plan of a merge; no job runs over the batch, and nothing is written.
+
+    Raises:
+        StreamMergeError: The merge is not possible.
+    """
+    session = sessions.classic_session(batch)
+    spark = state.execution_session(session)
+    with sessions.active(spark):
+        frame = sessions.moved(batch, spark)
+        check_columns(frame, config)
+        is_complete = config.output_mode == "complete"
+        clauses = () if is_complete else checked_clauses(config)
+        transaction = open_table(spark, config.target).begin()
+        check_supported(config.target, transaction.metadata, transaction.protocol, transaction.schema)
+        plan = choose_strategy(
+            clauses,
+            is_complete_mode=is_complete,
+            has_deletion_vectors=has_deletion_vectors(transaction.properties, transaction.protocol),
+            requested=None if config.strategy is None else Strategy(config.strategy),
+        )
+        lines = [f"MergeSink[{config.target}] at version {transaction.version}", f"  strategy  {plan}"]
+        if is_complete:
+            return "\n".join(lines)
+        resolved = state.resolve(frame, transaction, config, clauses)
+        lines.append(f"  on        {resolved.condition_sql}")
+        for clause in resolved.clauses:
+            when = clause.clause.when.value.replace("_", " ")
+            condition = f" and {clause.condition_sql}" if clause.condition_sql else ""
+            lines.append(f"  when      {when}{condition}: {clause.clause.action.value.replace('_', ' ')}")
+        pruning = [f"{pair.target} ({pair.type_name})" for pair in resolved.key_pairs if is_prunable(pair.type_name)]
+        lines.append(f"  skipping  by the batch's range of {', '.join(pruning)}" if pruning else "  skipping  none by key")
+        if resolved.target_predicates is not None:
+            lines.append(f"            by {resolved.target_predicates.mkString(', ')}")
+        is_early = (
+            plan.strategy is Strategy.MERGE_ON_READ
+            and independent_rows(resolved.clauses) is not None
+            and not has_change_feed(transaction.properties)
+        )
+        if is_early:
+            lines.append("  writing   new rows while the matches are looked up")
+        return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""Which features of a Delta table the sink maintains; any other is refused by name before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stream_merge.errors import UnsupportedTableError
+
+MAINTAINED = frozenset(
+    {
+        "allowColumnDefaults",
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "clustering",
+        "columnMapping",
+        "deletionVectors",
+        "domainMetadata",
+        "generatedColumns",
+        "inCommitTimestamp",
+        "invariants",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+"""Writer features with a test of their own."""
+
+# Features that do nothing until a property or a column asks for them.
+_HARMLESS_WHILE_UNUSED = {
+    "rowTracking": "delta.enableRowTracking",
+    "identityColumns": None,
+    "icebergCompatV1": "delta.enableIcebergCompatV1",
+    "icebergCompatV2": "delta.enableIcebergCompatV2",
+}
+_IDENTITY_PREFIX = "delta.identity."
+
+
+def check_supported(name: str, metadata: Mapping[str, Any], protocol: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Raise if the table has a feature that a merge by this library would not maintain.
+
+    Raises:
+        UnsupportedTableError: Names the feature and the way out.
+    """
+    properties = metadata.get("configuration") or {}
+    identity = [f["name"] for f in schema["fields"] if any(k.startswith(_IDENTITY_PREFIX) for k in f.get("metadata", {}))]
+    if identity:
+        raise UnsupportedTableError(
+            f"{name} has identity columns ({', '.join(identity)}), whose values an update would change. "
+            "Use keys from the source, or a table without GENERATED ... AS IDENTITY."
+        )
+    if properties.get("delta.enableRowTracking") == "true":
+        raise UnsupportedTableError(
+            f"{name} has row tracking, whose row ids an update would change. "
+            "Switch it off: ALTER TABLE ... SET TBLPROPERTIES ('delta.enableRowTracking' = 'false')."
+        )
+    unknown = [
+        feature
+        for feature in protocol.get("writerFeatures") or []
+        if feature not in MAINTAINED and not _is_unused(feature, properties)
+    ]
+    if unknown:
+        raise UnsupportedTableError(
+            f"{name} has the table feature(s) {', '.join(sorted(unknown))}, which this version does not maintain. "
+            "Merge into a table without, or drop the feature: ALTER TABLE ... DROP FEATURE ...."
+        )
+
+
+def _is_unused(feature: str, properties: Mapping[str, str]) -> bool:
+    if feature not in _HARMLESS_WHILE_UNUSED:
+        return False
+    switch = _HARMLESS_WHILE_UNUSED[feature]
+    return switch is None or properties.get(switch) != "true"
+
+
+def has_deletion_vectors(properties: Mapping[str, str], protocol: Mapping[str, Any]) -> bool:
+    """Whether the table may get new deletion vectors."""
+    is_enabled = properties.get("delta.enableDeletionVectors", "false").lower() == "true"
+    return is_enabled and "deletionVectors" in (protocol.get("writerFeatures") or [])
+
+
+def has_change_feed(properties: Mapping[str, str]) -> bool:
+    """Whether the table records its change data feed."""
+    return properties.get("delta.enableChangeDataFeed", "false").lower() == "true"

@@ -1,0 +1,274 @@
+"""The active files of a table version, kept from batch to batch, and which of them a batch can match.
+
+Delta answers both questions with Spark jobs over the table's state, whose cost is that of the table. A stream asks
+after every batch, when nearly nothing has changed: what the commits since say is enough.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+MAX_REPLAYED_COMMITS = 50
+"""After more commits by others the list is taken anew instead."""
+
+INTEGER_TYPES = ("tinyint", "smallint", "int", "bigint")
+
+
+@dataclass(slots=True)
+class DataFile:
+    """An active file.
+
+    Attributes:
+        add: The AddFile as the log writes it.
+    """
+
+    add: dict[str, Any]
+    _stats: dict[str, Any] | None = None
+
+    @property
+    def path(self) -> str:
+        """The path as in the log, URL-encoded."""
+        return str(self.add["path"])
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return int(self.add["size"])
+
+    @property
+    def partition_values(self) -> dict[str, str | None]:
+        """Physical name of each partition column to its value as text."""
+        return dict(self.add.get("partitionValues") or {})
+
+    @property
+    def num_deleted_rows(self) -> int:
+        """How many rows the deletion vector marks."""
+        vector = self.add.get("deletionVector")
+        return int(vector["cardinality"]) if vector else 0
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The statistics, empty where there are none."""
+        if self._stats is None:
+            self._stats = json.loads(self.add["stats"]) if self.add.get("stats") else {}
+        return self._stats
+
+    @property
+    def num_physical_rows(self) -> int | None:
+        """Rows in the file, deleted ones included; None when the statistics do not tell."""
+        value = self.stats.get("numRecords")
+        return None if value is None else int(value)
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows that a reader sees; None when the statistics do not tell."""
+        physical = self.num_physical_rows
+        return None if physical is None else physical - self.num_deleted_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRange:
+    """What a batch can match in one target column.
+
+    Attributes:
+        physical_path: Name in statistics and partition values.
+        type_name: Spark's name of the type.
+        low: Smallest value in the batch; None when the batch has only nulls.
+        high: Largest value.
+        has_null: Whether a null of the batch matches a null of the table.
+        values: All values, when they are few; used for partition columns.
+    """
+
+    physical_path: str
+    type_name: str
+    low: Any
+    high: Any
+    has_null: bool = False
+    values: frozenset[Any] | None = None
+
+    def may_match(self, file: DataFile) -> bool:
+        """Whether a row of the file can have one of the batch's values."""
+        partition_values = file.add.get("partitionValues") or {}
+        if self.physical_path in partition_values:
+            return self._may_match_partition(partition_values[self.physical_path])
+        stats = file.stats
+        if self.has_null and stats.get("nullCount", {}).get(self.physical_path, 1):
+            return True
+        if self.low is None:
+            return False
+        low = parse_stat(stats.get("minValues", {}).get(self.physical_path), self.type_name)
+        high = parse_stat(stats.get("maxValues", {}).get(self.physical_path), self.type_name, is_upper=True)
+        if low is None or high is None:
+            return stats.get("nullCount", {}).get(self.physical_path) != stats.get("numRecords", -1)
+        return bool(low <= self.high and high >= self.low)
+
+    def _may_match_partition(self, text: str | None) -> bool:
+        if text is None or text == "":
+            return self.has_null or (self.type_name == "string" and self.low is None)
+        value = parse_partition_value(text, self.type_name)
+        if value is None:
+            return True
+        if self.values is not None:
+            return value in self.values
+        return self.low is not None and bool(self.low <= value <= self.high)
+
+
+def is_prunable(type_name: str) -> bool:
+    """Whether the bounds of this type can be compared on the driver as Spark compares values."""
+    return type_name in (*INTEGER_TYPES, "string", "date", "timestamp") or type_name.startswith("decimal")
+
+
+def parse_stat(value: Any, type_name: str, *, is_upper: bool = False) -> Any:
+    """Return a bound of a file's statistics as a comparable value, or None when it tells nothing."""
+    if value is None:
+        return None
+    if type_name in INTEGER_TYPES:
+        return int(value)
+    if type_name == "string":
+        return str(value)
+    if type_name.startswith("decimal"):
+        return Decimal(str(value))
+    try:
+        if type_name == "date":
+            return date.fromisoformat(value)
+        moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        return None
+    # Delta cuts timestamps in statistics to milliseconds.
+    return moment + timedelta(milliseconds=1) if is_upper else moment
+
+
+def parse_partition_value(text: str, type_name: str) -> Any:
+    """Return a partition value as a comparable value, or None when it can't be told (then the file is kept)."""
+    try:
+        if type_name in INTEGER_TYPES:
+            return int(text)
+        if type_name == "string":
+            return text
+        if type_name == "date":
+            return date.fromisoformat(text)
+        if type_name.startswith("decimal"):
+            return Decimal(text)
+    except (ValueError, ArithmeticError):
+        return None
+    # Time zones of timestamps as partition values depend on who wrote them.
+    return None
+
+
+def comparable(value: Any) -> Any:
+    """Return a value that Spark collected so that it compares with a parsed bound."""
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return value.astimezone(timezone.utc)
+    return value
+
+
+def physical_name(schema: Mapping[str, Any], column: str) -> str:
+    """Return the name of a top-level column in files and statistics, which column mapping may have changed."""
+    for column_field in schema["fields"]:
+        if column_field["name"].lower() == column.lower():
+            mapped = column_field.get("metadata", {}).get("delta.columnMapping.physicalName")
+            return str(mapped or column_field["name"])
+    raise KeyError(column)
+
+
+@dataclass(slots=True)
+class TableFiles:
+    """The active files of one version of one table.
+
+    Attributes:
+        table_id: Delta's id of the table.
+        version: The version; -1 before the first load.
+    """
+
+    table_id: str = ""
+    version: int = -1
+    _files: dict[str, DataFile] = field(default_factory=dict)
+
+    def advance(
+        self,
+        table_id: str,
+        version: int,
+        *,
+        read_commit: Callable[[int], Iterable[Mapping[str, Any]]],
+        load: Callable[[], Sequence[dict[str, Any]]],
+    ) -> None:
+        """Bring the list to a version: by the commits since, or anew where these are too many or gone.
+
+        Args:
+            table_id: Delta's id of the table; another one means that the table was replaced.
+            version: The version to reach.
+            read_commit: Gives the actions of a version's commit; raises FileNotFoundError when it is gone.
+            load: Gives all AddFiles of the version.
+        """
+        behind = version - self.version
+        if table_id == self.table_id and self.version >= 0 and 0 <= behind <= MAX_REPLAYED_COMMITS:
+            try:
+                for number in range(self.version + 1, version + 1):
+                    self._apply(read_commit(number))
+                    self.version = number
+            except FileNotFoundError:
+                pass
+            else:
+                return
+        self._files = {add["path"]: DataFile(add) for add in load()}
+        self.table_id = table_id
+        self.version = version
+
+    def _apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        adds = []
+        for action in actions:
+            if "remove" in action:
+                self._files.pop(action["remove"]["path"], None)
+            elif "add" in action:
+                adds.append(action["add"])
+        # A commit may remove a file with its old deletion vector and add it with a new one, in any order.
+        for add in adds:
+            self._files[add["path"]] = DataFile(add)
+
+    def all(self) -> list[DataFile]:
+        """Return every active file."""
+        return list(self._files.values())
+
+    def may_match(self, ranges: Sequence[KeyRange], paths: set[str] | None = None) -> list[DataFile]:
+        """Return the candidate files: those in which a row can match.
+
+        Args:
+            ranges: What the batch can match; a row must be in each of them.
+            paths: If given, only these are looked at.
+        """
+        files = self._files.values() if paths is None else [f for p, f in self._files.items() if p in paths]
+        return [file for file in files if all(key_range.may_match(file) for key_range in ranges)]
+
+    def find(self, uri: str, root: str) -> DataFile:
+        """Return the file that Spark read under a URI.
+
+        Args:
+            uri: `_metadata.file_path`.
+            root: The table's folder as a URI.
+
+        Raises:
+            KeyError: No active file has it.
+        """
+        for path in _log_paths(uri, root):
+            if path in self._files:
+                return self._files[path]
+        raise KeyError(uri)
+
+
+def _log_paths(uri: str, root: str) -> Iterable[str]:
+    """Return how the log may write a file: relative to the table, or absolute (after a shallow clone)."""
+    for base in (root, root.replace(":///", ":/"), root.replace(":/", ":///", 1)):
+        prefix = base.rstrip("/") + "/"
+        if uri.startswith(prefix):
+            yield uri[len(prefix) :]
+    yield uri
+    yield uri.replace(":///", ":/", 1)
+    if ":///" not in uri:
+        yield uri.replace(":/", ":///", 1)

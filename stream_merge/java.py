@@ -1,0 +1,72 @@
+"""Whether this machine has a Java that Spark 4 runs on.
+
+Needs the standard library alone, so that it can run before anything is installed: `python3 -I stream_merge/java.py`
+prints nothing and exits with 0, or prints one sentence and exits with 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+OLDEST_JAVA = 17
+VECTOR_MODULE = "jdk.incubator.vector"
+
+_REMEDY = f"install a JDK {OLDEST_JAVA} or newer and put its java on PATH, or point JAVA_HOME to it"
+
+
+def find_java_fault(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return one sentence on what is wrong with the Java that Spark would start, or None when nothing is.
+
+    Java is looked for as Spark's launcher does: JAVA_HOME/bin/java where JAVA_HOME is set, else java on PATH.
+
+    Args:
+        environ: The environment to look in.
+    """
+    home = environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH", ""))
+    if java is None:
+        return f"Spark needs Java {OLDEST_JAVA} or newer, and there is no java on PATH: {_REMEDY}."
+    version = _read_major_version(_run(java, "-version", environ=environ))
+    if version is None:
+        origin = ", where JAVA_HOME points," if home else ""
+        return f"Spark needs Java {OLDEST_JAVA} or newer, and {java}{origin} does not run: {_REMEDY}."
+    if version < OLDEST_JAVA:
+        return f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is Java {version}: {_REMEDY}."
+    if VECTOR_MODULE not in _run(java, "--list-modules", environ=environ):
+        return f"Spark 4.2 needs Java's module {VECTOR_MODULE}, which {java} was built without: {_REMEDY}."
+    return None
+
+
+def _run(java: str, argument: str, *, environ: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            [java, argument], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(environ), check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout
+
+
+def _read_major_version(output: str) -> int | None:
+    # Up to Java 8 the major version is the second number: "1.8.0_392".
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
+    return int(found.group(1)) if found else None
+
+
+def main() -> int:
+    """Print the fault, if there is one, and return the exit code."""
+    fault = find_java_fault()
+    if fault is not None:
+        sys.stderr.write(f"{fault}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What one merge did and how long it took, as a value."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+PHASES = ("open", "source", "locate", "stage", "commit")
+"""The phases of a micro-batch in order; stage can run at the same time as locate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeResult:
+    """The outcome of one micro-batch.
+
+    The counters have the names and the meaning of Delta's MERGE metrics (DESCRIBE HISTORY), in snake case. Rows are
+    counted in rows, files in files, sizes in bytes, times in milliseconds.
+
+    Attributes:
+        target: The target as the sink was given it.
+        query_id: The streaming query's id, which outlives restarts; None outside a stream.
+        batch_id: The micro-batch's number; None outside a stream.
+        version: The table version the merge committed; None when it committed nothing.
+        strategy: insert_only, merge_on_read, copy_on_write or overwrite; None when the batch was skipped.
+        reason: Why this strategy, or why the batch was skipped.
+        skipped: Whether the table held this batch already.
+        num_commit_attempts: How often a commit was tried; more than one after conflicts.
+        conflicts: Delta's name of the conflict for each attempt that failed.
+        phase_ms: Duration of each phase of `PHASES`.
+    """
+
+    target: str
+    query_id: str | None = None
+    batch_id: int | None = None
+    version: int | None = None
+    strategy: str | None = None
+    reason: str = ""
+    skipped: bool = False
+    num_commit_attempts: int = 0
+    conflicts: tuple[str, ...] = ()
+    phase_ms: Mapping[str, int] = field(default_factory=dict)
+    num_source_rows: int = 0
+    num_output_rows: int = 0
+    num_target_rows_copied: int = 0
+    num_target_rows_inserted: int = 0
+    num_target_rows_updated: int = 0
+    num_target_rows_matched_updated: int = 0
+    num_target_rows_not_matched_by_source_updated: int = 0
+    num_target_rows_deleted: int = 0
+    num_target_rows_matched_deleted: int = 0
+    num_target_rows_not_matched_by_source_deleted: int = 0
+    num_target_files_before_skipping: int = 0
+    num_target_files_after_skipping: int = 0
+    num_target_files_removed: int = 0
+    num_target_files_added: int = 0
+    num_target_change_files_added: int = 0
+    num_target_change_file_bytes: int = 0
+    num_target_bytes_before_skipping: int = 0
+    num_target_bytes_after_skipping: int = 0
+    num_target_bytes_removed: int = 0
+    num_target_bytes_added: int = 0
+    num_target_partitions_after_skipping: int = 0
+    num_target_partitions_removed_from: int = 0
+    num_target_partitions_added_to: int = 0
+    num_target_deletion_vectors_added: int = 0
+    num_target_deletion_vectors_updated: int = 0
+    num_target_deletion_vectors_removed: int = 0
+    num_added_files: int = 0
+    num_removed_files: int = 0
+    execution_time_ms: int = 0
+    scan_time_ms: int = 0
+    rewrite_time_ms: int = 0
+    materialize_source_time_ms: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, for logs and listeners."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def delta_name(field_name: str) -> str:
+    """Return Delta's name of a counter: `num_source_rows` is `numSourceRows`."""
+    head, *rest = field_name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+COUNTERS = tuple(
+    f.name for f in fields(MergeResult) if f.name.startswith("num_") and f.name != "num_commit_attempts"
+) + ("execution_time_ms", "scan_time_ms", "rewrite_time_ms", "materialize_source_time_ms")
+"""The fields that are written into the commit as operation metrics."""
+
+
+@dataclass(slots=True)
+class PhaseTimer:
+    """Wall-clock milliseconds of each phase; a phase entered twice (after a conflict) adds up."""
+
+    _ns: dict[str, int] = field(default_factory=dict)
+    _start: int = field(default_factory=time.monotonic_ns)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as part of phase `name`."""
+        start = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._ns[name] = self._ns.get(name, 0) + time.monotonic_ns() - start
+
+    def ms(self, name: str) -> int:
+        """Return the milliseconds of a phase; at least 1 when it ran, as Delta reports its times."""
+        ns = self._ns.get(name)
+        return 0 if ns is None else max(1, ns // 1_000_000)
+
+    def phases(self) -> dict[str, int]:
+        """Return the milliseconds of every phase that ran."""
+        return {name: self.ms(name) for name in self._ns}
+
+    def elapsed_ms(self) -> int:
+        """Return the milliseconds since the timer was made."""
+        return max(1, (time.monotonic_ns() - self._start) // 1_000_000)

@@ -1,0 +1,446 @@
+"""One micro-batch from beginning to end: context, transaction, source, plan, locate, stage, commit, report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge import steps
+from stream_merge.bridge import sessions
+from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.bridge.self_read import SelfRead, find_self_read
+from stream_merge.bridge.statement import ResolvedMerge, described_operation, overwrite_operation
+from stream_merge.bridge.table import Table, Transaction, create_table, open_table, table_exists
+from stream_merge.clauses import Clause, find_clause_faults
+from stream_merge.config import SinkConfig
+from stream_merge.engines import run_engine
+from stream_merge.engines.job import MergeJob, Staged, count_partitions
+from stream_merge.engines.merge_on_read import independent_rows
+from stream_merge.engines.overwrite import stage_overwrite
+from stream_merge.errors import ClauseError, CommitConflictError, ConfigError
+from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
+from stream_merge.files import DataFile
+from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, delta_name
+from stream_merge.plan import MergePlan, Strategy, choose_strategy
+from stream_merge.quarantine import set_aside
+from stream_merge.source import Source, check_columns, persisted
+from stream_merge.state import SinkState
+from stream_merge.statement import effective_clauses
+from stream_merge.transaction import BatchIdentity, back_off, settle
+
+logger = logging.getLogger("stream_merge")
+
+
+def checked_clauses(config: SinkConfig) -> tuple[Clause, ...]:
+    """Return the clauses that the sink carries out.
+
+    Raises:
+        ClauseError: There are none, or they are no MERGE; all faults are in one error.
+    """
+    clauses = effective_clauses(config)
+    if not clauses:
+        raise ClauseError("the merge has no clause", condition="DELTA_MERGE_MISSING_WHEN")
+    faults = find_clause_faults(config.clauses)
+    if faults:
+        raise ClauseError("; ".join(faults))
+    return clauses
+
+
+@dataclass(slots=True, kw_only=True)
+class MicroBatch:
+    """A batch on its way into the table.
+
+    Attributes:
+        config: The sink.
+        state: The sink's caches.
+        frame: The batch, as a frame of the session that executes the merge.
+        query: The running query, or None.
+        identity: Under which ids the batch is recorded; None outside a stream.
+        is_complete: Whether the batch is the whole result.
+    """
+
+    config: SinkConfig
+    state: SinkState
+    frame: DataFrame
+    query: sessions.RunningQuery | None
+    identity: BatchIdentity | None
+    is_complete: bool
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+    conflicts: list[str] = field(default_factory=list)
+    attempts: int = 0
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session that executes the merge."""
+        return self.frame.sparkSession
+
+    @property
+    def name(self) -> str:
+        """How messages name the batch."""
+        return self.config.target if self.identity is None else f"{self.config.target}: batch {self.identity.batch_id}"
+
+    def run(self) -> MergeResult:
+        """Merge the batch, or skip it when the table holds it.
+
+        Raises:
+            StreamMergeError: Nothing of the batch is in the table.
+        """
+        steps.reached("before_open")
+        clauses = () if self.is_complete else checked_clauses(self.config)
+        with self.timer.phase("open"):
+            check_columns(self.frame, self.config)
+            table = self._table()
+            transaction = table.begin()
+            is_applied = self.identity is not None and self.identity.is_applied(transaction)
+        steps.reached("after_open")
+        if is_applied:
+            return self._skip("the table holds this batch already")
+        check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
+        plan = self._plan(clauses, transaction)
+        self_read = find_self_read(table, self.frame, self.query)
+        self._check_self_read(self_read, transaction)
+        if self.is_complete:
+            return self._overwrite(plan, table, transaction, self_read)
+        return self._merge(plan, clauses, table, transaction, self_read)
+
+    def _table(self) -> Table:
+        config = self.config
+        if config.create_if_missing and not table_exists(self.spark, config.target):
+            create_table(
+                self.spark,
+                config.target,
+                self.frame,
+                partition_by=config.partition_by,
+                cluster_by=config.cluster_by,
+                properties=config.table_properties,
+            )
+        return open_table(self.spark, config.target)
+
+    def _plan(self, clauses: tuple[Clause, ...], transaction: Transaction) -> MergePlan:
+        return choose_strategy(
+            clauses,
+            is_complete_mode=self.is_complete,
+            has_deletion_vectors=has_deletion_vectors(transaction.properties, transaction.protocol),
+            requested=None if self.config.strategy is None else Strategy(self.config.strategy),
+        )
+
+    def _check_self_read(self, self_read: SelfRead, transaction: Transaction) -> None:
+        """Refuse a batch whose plan read the target before another writer's commit."""
+        if self_read.version is not None and self_read.version < transaction.version:
+            raise CommitConflictError(
+                self.name, 1, f"the query read version {self_read.version} of its own target, which is at {transaction.version}"
+            )
+
+    def _skip(self, reason: str) -> MergeResult:
+        # A stateful query fails when the state that its batch would write is never written: Spark 4.2 checks it.
+        self.frame.write.format("noop").mode("overwrite").save()
+        return self._result(None, reason, None, {}, skipped=True)
+
+    def _merge(
+        self,
+        plan: MergePlan,
+        clauses: tuple[Clause, ...],
+        table: Table,
+        transaction: Transaction,
+        self_read: SelfRead,
+    ) -> MergeResult:
+        with ExitStack() as stack:
+            with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
+                resolved = self.state.resolve(self.frame, transaction, self.config, clauses)
+                source = stack.enter_context(self._source(resolved, transaction))
+            steps.reached("after_persist")
+            written: Any = None
+            while True:
+                staged = self._stage(plan, resolved, transaction, source, self_read, written)
+                operation = resolved.operation([delta_name(name) for name in COUNTERS], self.config.user_metadata)
+                counts = self._counts(staged, source.num_rows)
+                version, is_settled = self._commit(table, transaction, staged, operation, counts)
+                if is_settled:
+                    break
+                if self_read.is_static:
+                    raise CommitConflictError(self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target")
+                before = transaction
+                with self.timer.phase("open"):
+                    transaction = table.begin()
+                    resolved = self.state.resolve(self.frame, transaction, self.config, clauses)
+                is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
+                if not is_same:
+                    check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
+                    plan = self._plan(clauses, transaction)
+                    source = replace(source, is_independent=False)
+                written = staged.reusable if is_same else None
+        if version is None and self.identity is not None:
+            return self._result(None, "another process committed this batch", None, {}, skipped=True)
+        self._after_commit(resolved)
+        return self._result(plan, plan.reason, version, counts)
+
+    @contextmanager
+    def _source(self, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[Source]:
+        config = self.config
+        with ExitStack() as stack:
+            batch = self.frame
+            if config.quarantine is not None:
+                batch = batch.persist(StorageLevel.MEMORY_AND_DISK)
+                stack.callback(batch.unpersist, blocking=True)
+                ids = self.identity
+                batch = set_aside(
+                    batch,
+                    config.quarantine,
+                    config.keys,
+                    app_id=ids.app_id if ids else None,
+                    batch_id=ids.batch_id if ids else None,
+                )
+            independence = independent_rows(resolved.clauses)
+            columns = transaction.partition_columns
+            yield stack.enter_context(persisted(batch, config, resolved, columns, independence, self.name))
+
+    def _stage(
+        self,
+        plan: MergePlan,
+        resolved: ResolvedMerge,
+        transaction: Transaction,
+        source: Source,
+        self_read: SelfRead,
+        written: Any,
+    ) -> Staged:
+        with self.timer.phase("open"):
+            files = self._active_files(transaction)
+            resolved.evolve_schema(transaction)
+            needs_all = any(c.clause.when.value == "not_matched_by_source" for c in resolved.clauses)
+            candidates = files.all() if needs_all else self._candidates(resolved, transaction, source)
+            if self_read.is_read:
+                transaction.read_whole_table()
+            transaction.track_read([file.add for file in candidates])
+        if source.num_rows == 0 and not needs_all:
+            staged = Staged()
+        else:
+            staged = run_engine(
+                plan.strategy,
+                MergeJob(
+                    resolved=resolved,
+                    transaction=transaction,
+                    source=source,
+                    files=files,
+                    candidates=candidates,
+                    vectors=self.state.vectors,
+                    check_cardinality=self.config.check_cardinality,
+                    has_change_feed=has_change_feed(transaction.properties),
+                    batch=self.name,
+                    timer=self.timer,
+                    written=written,
+                ),
+            )
+        staged.counts |= _count_skipping(files.all(), candidates)
+        return staged
+
+    def _active_files(self, transaction: Transaction) -> Any:
+        self.state.files.advance(
+            str(transaction.metadata["id"]),
+            transaction.version,
+            read_commit=transaction.table.read_commit,
+            load=transaction.all_files,
+        )
+        return self.state.files
+
+    def _candidates(self, resolved: ResolvedMerge, transaction: Transaction, source: Source) -> list[DataFile]:
+        if source.num_rows == 0:
+            return []
+        predicates = resolved.target_predicates
+        paths = transaction.skip_files(predicates) if predicates is not None else None
+        return self.state.files.may_match(source.key_ranges(transaction.schema), paths)
+
+    def _overwrite(self, plan: MergePlan, table: Table, transaction: Transaction, self_read: SelfRead) -> MergeResult:
+        batch = self.frame.persist(StorageLevel.MEMORY_AND_DISK)
+        query_id = self.identity.query_id or self.identity.app_id if self.identity else ""
+        batch_id = self.identity.batch_id if self.identity else 0
+        names = [delta_name(name) for name in COUNTERS]
+        try:
+            while True:
+                with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: overwrite"):
+                    if self_read.is_read:
+                        transaction.read_whole_table()
+                    staged = stage_overwrite(transaction, batch, overwrite_schema=self.config.overwrite_schema)
+                operation = overwrite_operation(self.spark, query_id, batch_id)
+                described_operation(self.spark._jvm, operation, names, self.config.user_metadata)
+                counts = self._counts(staged, staged.counts["num_source_rows"])
+                version, is_settled = self._commit(table, transaction, staged, operation, counts)
+                if is_settled:
+                    break
+                if self_read.is_static:
+                    raise CommitConflictError(self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target")
+                transaction = table.begin()
+        finally:
+            batch.unpersist(blocking=True)
+        if version is None and self.identity is not None:
+            return self._result(None, "another process committed this batch", None, {}, skipped=True)
+        self._after_commit(None)
+        return self._result(plan, plan.reason, version, counts)
+
+    def _counts(self, staged: Staged, num_source_rows: int) -> dict[str, int]:
+        """Complete the metrics that need the whole commit or the clock."""
+        counts = staged.counts
+        changes = staged.changes
+        counts["num_source_rows"] = num_source_rows
+        counts["num_added_files"] = counts.get("num_target_files_added", 0) + len(changes.adds)
+        counts["num_removed_files"] = counts.pop("num_overwritten_files", 0) + len(changes.removes)
+        kinds = ("copied", "inserted", "updated")
+        counts["num_output_rows"] = sum(counts.get(f"num_target_rows_{kind}", 0) for kind in kinds)
+        counts["scan_time_ms"] = self.timer.ms("locate")
+        counts["rewrite_time_ms"] = self.timer.ms("stage")
+        counts["materialize_source_time_ms"] = self.timer.ms("source")
+        counts["execution_time_ms"] = self.timer.elapsed_ms()
+        return counts
+
+    def _commit(
+        self, table: Table, transaction: Transaction, staged: Staged, operation: Any, counts: dict[str, int]
+    ) -> tuple[int | None, bool]:
+        """Commit, and return the version and whether the batch is settled; not settled means: try again."""
+        metrics = self.state.operation_metrics(self.spark)
+        values = {delta_name(name): value for name, value in counts.items()}
+        metrics.set({**values, "operationNumSourceRows": counts["num_source_rows"]})
+        self.attempts += 1
+        steps.reached("before_commit")
+        with self.timer.phase("commit"), sessions.job_description(self.spark, f"{self.name}: commit"):
+            try:
+                version = transaction.commit(
+                    self.identity.set_transactions() if self.identity else {},
+                    staged.changes,
+                    operation,
+                    metrics.handles,
+                    is_empty_allowed=self.identity is not None,
+                )
+            except JVM_ERRORS as error:
+                outcome = settle(table, transaction, self.identity, error)
+                if outcome.version is None and not outcome.is_applied_elsewhere:
+                    if outcome.conflict is None:
+                        raise translate(error) from error
+                    self.conflicts.append(outcome.conflict)
+                    if self.attempts > self.config.max_commit_retries:
+                        raise CommitConflictError(self.name, self.attempts, outcome.conflict) from error
+                    logger.info("%s: %s, attempt %d", self.name, outcome.conflict, self.attempts)
+                    back_off(self.attempts)
+                    return None, False
+                logger.warning("%s: the commit raised an error but is in the table: %s", self.name, error)
+                version = outcome.version
+        steps.reached("after_commit")
+        return version, True
+
+    def _after_commit(self, resolved: ResolvedMerge | None) -> None:
+        """Tell Spark what happened. A fault here must not make a landed commit look like a failure."""
+        try:
+            if resolved is not None:
+                resolved.refresh_cached_readers()
+            if self.query is not None:
+                self.state.operation_metrics(self.spark).show(self.query, f"MergeSink [{self.config.target}]")
+        except JVM_ERRORS:
+            logger.warning("%s: committed, but its metrics can't be shown in the UI", self.name, exc_info=True)
+
+    def _result(
+        self,
+        plan: MergePlan | None,
+        reason: str,
+        version: int | None,
+        counts: dict[str, int],
+        *,
+        skipped: bool = False,
+    ) -> MergeResult:
+        result = MergeResult(
+            target=self.config.target,
+            query_id=self.query.query_id if self.query else None,
+            batch_id=self.identity.batch_id if self.identity else None,
+            version=version,
+            strategy=plan.strategy.value if plan else None,
+            reason=reason,
+            skipped=skipped,
+            num_commit_attempts=self.attempts,
+            conflicts=tuple(self.conflicts),
+            phase_ms=self.timer.phases(),
+            **_as_in_history(counts),
+        )
+        logger.info("%s", _line(self.name, result))
+        return result
+
+
+def _as_in_history(counts: dict[str, int]) -> dict[str, Any]:
+    """Return the counters as DESCRIBE HISTORY shows them, where an updated vector is a removed and an added one."""
+    shown = dict(counts)
+    updated = shown.get("num_target_deletion_vectors_updated", 0)
+    for verb in ("added", "removed"):
+        name = f"num_target_deletion_vectors_{verb}"
+        shown[name] = shown.get(name, 0) + updated
+    return shown
+
+
+def _line(name: str, result: MergeResult) -> str:
+    if result.skipped:
+        return f"{name}: skipped, {result.reason}"
+    phases = ", ".join(f"{phase} {ms}" for phase, ms in result.phase_ms.items())
+    return (
+        f"{name} (query {result.query_id}): version {result.version}, {result.strategy} ({result.reason}); "
+        f"{result.num_source_rows} source rows: {result.num_target_rows_inserted} inserted, "
+        f"{result.num_target_rows_updated} updated, {result.num_target_rows_deleted} deleted; "
+        f"files: {result.num_target_files_after_skipping} of {result.num_target_files_before_skipping} read, "
+        f"{result.num_added_files} added, {result.num_removed_files} removed; "
+        f"{result.num_commit_attempts} attempt(s); {result.execution_time_ms} ms ({phases})"
+    )
+
+
+def _count_skipping(files: list[DataFile], candidates: list[DataFile]) -> dict[str, int]:
+    return {
+        "num_target_files_before_skipping": len(files),
+        "num_target_bytes_before_skipping": sum(file.size for file in files),
+        "num_target_files_after_skipping": len(candidates),
+        "num_target_bytes_after_skipping": sum(file.size for file in candidates),
+        "num_target_partitions_after_skipping": count_partitions(candidates),
+    }
+
+
+def run_micro_batch(config: SinkConfig, state: SinkState, batch: DataFrame, batch_id: int | None) -> MergeResult:
+    """Merge a frame: a micro-batch of the running query, or outside a stream when there is no batch id.
+
+    Raises:
+        StreamMergeError: Nothing of the batch is in the table.
+    """
+    session = sessions.classic_session(batch)
+    query = sessions.running_query(session) if batch_id is not None else None
+    identity = None
+    if batch_id is not None:
+        app_id = config.app_id or (query.query_id if query else None)
+        if app_id is None:
+            raise ConfigError(["no streaming query is known to run this batch; set app_id, or use merge() outside a stream"])
+        own_query = query.query_id if query and config.app_id else None
+        identity = BatchIdentity(app_id=app_id, batch_id=batch_id, query_id=own_query)
+    mode = config.output_mode or (query.output_mode if query else "update")
+    spark = state.execution_session(session)
+    with sessions.active(spark):
+        micro_batch = MicroBatch(
+            config=config,
+            state=state,
+            frame=sessions.moved(batch, spark),
+            query=query,
+            identity=identity,
+            is_complete=mode == "complete",
+        )
+        try:
+            result = micro_batch.run()
+        except JVM_ERRORS as error:
+            raise translate(error) from error
+    _tell(config, result)
+    return result
+
+
+def _tell(config: SinkConfig, result: MergeResult) -> None:
+    if config.on_result is None:
+        return
+    try:
+        config.on_result(result)
+    except Exception:  # noqa: BLE001 - the listener is the user's code, and the batch is in the table
+        logger.exception("%s: on_result raised; the batch is committed all the same", config.target)
+
+

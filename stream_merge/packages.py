@@ -1,0 +1,29 @@
+"""The Maven coordinate of Delta Lake that fits the installed pyspark and delta-spark."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+
+def delta_package(spark_version: str | None = None, delta_version: str | None = None) -> str:
+    """Return the coordinate for `spark.jars.packages`, for example `io.delta:delta-spark_4.2_2.13:4.4.0`.
+
+    Delta publishes one artifact for each minor version of Spark since Delta 4.1; before, there was one for all.
+
+    Args:
+        spark_version: Version of Spark; that of the installed pyspark by default.
+        delta_version: Version of Delta Lake; that of the installed delta-spark by default.
+
+    Raises:
+        PackageNotFoundError: A version was left out and the package is not installed.
+    """
+    spark = spark_version or version("pyspark")
+    delta = delta_version or version("delta-spark")
+    if _major_minor(delta) < (4, 1):
+        return f"io.delta:delta-spark_2.13:{delta}"
+    return "io.delta:delta-spark_{}.{}_2.13:{}".format(*_major_minor(spark), delta)
+
+
+def _major_minor(text: str) -> tuple[int, int]:
+    major, minor, *_ = text.split(".")
+    return int(major), int(minor)

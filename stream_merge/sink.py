@@ -1,0 +1,231 @@
+"""`merge_sink` and the sink it makes: the clause methods, and the callable for `foreachBatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stream_merge.clauses import Action, Clause, Expression, When
+from stream_merge.config import SinkConfig
+from stream_merge.metrics import MergeResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from stream_merge.state import SinkState
+
+
+def merge_sink(
+    target: str,
+    *,
+    keys: str | Sequence[str] | None = None,
+    on: Expression | None = None,
+    sequence_by: str | Sequence[str] | None = None,
+    delete_when: Expression | None = None,
+    source_alias: str = "source",
+    target_alias: str = "target",
+    merge_schema: bool = False,
+    overwrite_schema: bool = False,
+    create_if_missing: bool = False,
+    partition_by: str | Sequence[str] | None = None,
+    cluster_by: str | Sequence[str] | None = None,
+    table_properties: Mapping[str, str] | None = None,
+    app_id: str | None = None,
+    output_mode: str | None = None,
+    strategy: str | None = None,
+    locator: str | None = None,
+    null_keys: str = "error",
+    check_cardinality: bool = True,
+    quarantine: str | None = None,
+    max_commit_retries: int = 10,
+    user_metadata: str | None = None,
+    on_result: Callable[[MergeResult], None] | None = None,
+) -> MergeSink:
+    """Make a sink that merges every micro-batch into a Delta table in one transaction, exactly once.
+
+    Args:
+        target: Path (anything with a `/`) or catalog name of the Delta table.
+        keys: Columns, of the same names in source and target, that identify a row. Exactly one of `keys` and `on` is given.
+        on: Merge condition over the two aliases, as in SQL's MERGE.
+        sequence_by: Columns that order the changes of a key, oldest first. The newest change of each key in a batch is
+            taken, and the default clauses leave a target row alone that is newer than the change. Needs `keys`.
+        delete_when: Condition on the source under which the default clauses delete. Needs `keys`.
+        source_alias: Name of the micro-batch in expressions.
+        target_alias: Name of the table in expressions.
+        merge_schema: Whether columns that only the source has are added to the table, in the same commit.
+        overwrite_schema: Whether a batch in output mode Complete may replace the table's schema.
+        create_if_missing: Whether a missing table is created with the source's schema.
+        partition_by: Partition columns of a table that is created.
+        cluster_by: Clustering columns of a table that is created.
+        table_properties: Table properties of a table that is created.
+        app_id: Application id of the SetTransaction; the streaming query's id by default.
+        output_mode: append, update or complete; taken from the running query by default.
+        strategy: insert_only, merge_on_read, copy_on_write or overwrite; chosen by clauses and table by default.
+        locator: How matching rows are found: scan; chosen by default.
+        null_keys: What happens to source rows with NULL in a key: error, match (NULL equals NULL) or quarantine.
+        check_cardinality: Whether it is an error that several source rows match one target row. Without the check the
+            result has a row for each match.
+        quarantine: Path or name of a Delta table that takes the rows that cannot be merged; created when missing.
+        max_commit_retries: How often a commit is tried again after a conflict with another writer.
+        user_metadata: Text for the commit's `userMetadata` in DESCRIBE HISTORY.
+        on_result: Called with the `MergeResult` of every batch, after its commit.
+
+    Returns:
+        A sink to be passed to `foreachBatch`. Without any clause it deletes where `delete_when` holds, else updates all
+        columns, else inserts all columns.
+
+    Raises:
+        ConfigError: Options contradict each other or are out of range; all faults are in one error.
+    """
+    return MergeSink(
+        SinkConfig(
+            target=target,
+            keys=_names(keys),
+            on=on,
+            sequence_by=_names(sequence_by),
+            delete_when=delete_when,
+            source_alias=source_alias,
+            target_alias=target_alias,
+            merge_schema=merge_schema,
+            overwrite_schema=overwrite_schema,
+            create_if_missing=create_if_missing,
+            partition_by=_names(partition_by),
+            cluster_by=_names(cluster_by),
+            table_properties=dict(table_properties or {}),
+            app_id=app_id,
+            output_mode=output_mode.lower() if output_mode is not None else None,
+            strategy=strategy,
+            locator=locator,
+            null_keys=null_keys,
+            check_cardinality=check_cardinality,
+            quarantine=quarantine,
+            max_commit_retries=max_commit_retries,
+            user_metadata=user_metadata,
+            on_result=on_result,
+        )
+    )
+
+
+class MergeSink:
+    """An immutable merge into one Delta table; pass it to `foreachBatch`, or call `merge` once.
+
+    Each clause method returns a new sink. Clauses apply in the order in which they were added: of each kind the first
+    whose condition holds decides. A sink holds no SparkSession and can be pickled.
+    """
+
+    def __init__(self, config: SinkConfig) -> None:
+        config.check()
+        self._config = config
+        self._cache: SinkState | None = None
+
+    def __str__(self) -> str:
+        return f"MergeSink[{self._config.target}]"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def config(self) -> SinkConfig:
+        """The options and clauses of this sink."""
+        return self._config
+
+    def when_matched_update(
+        self, *, set: Mapping[str, Expression], condition: Expression | None = None  # noqa: A002
+    ) -> MergeSink:
+        """Update the named columns of a matched row; values may refer to both sides."""
+        return self._with(When.MATCHED, Action.UPDATE, condition, set)
+
+    def when_matched_update_all(self, *, condition: Expression | None = None) -> MergeSink:
+        """Update every column of a matched row with the source's column of the same name."""
+        return self._with(When.MATCHED, Action.UPDATE_ALL, condition)
+
+    def when_matched_delete(self, *, condition: Expression | None = None) -> MergeSink:
+        """Delete a matched row."""
+        return self._with(When.MATCHED, Action.DELETE, condition)
+
+    def when_not_matched_insert(
+        self, *, values: Mapping[str, Expression] | None = None, condition: Expression | None = None
+    ) -> MergeSink:
+        """Insert a source row that matches no target row: the named columns, or all when no values are given."""
+        if values is None:
+            return self.when_not_matched_insert_all(condition=condition)
+        return self._with(When.NOT_MATCHED, Action.INSERT, condition, values)
+
+    def when_not_matched_insert_all(self, *, condition: Expression | None = None) -> MergeSink:
+        """Insert a source row that matches no target row, with all its columns."""
+        return self._with(When.NOT_MATCHED, Action.INSERT_ALL, condition)
+
+    def when_not_matched_by_source_update(
+        self, *, set: Mapping[str, Expression], condition: Expression | None = None  # noqa: A002
+    ) -> MergeSink:
+        """Update the named columns of a target row that no source row matches; reads every file of the table."""
+        return self._with(When.NOT_MATCHED_BY_SOURCE, Action.UPDATE, condition, set)
+
+    def when_not_matched_by_source_delete(self, *, condition: Expression | None = None) -> MergeSink:
+        """Delete a target row that no source row matches; reads every file of the table."""
+        return self._with(When.NOT_MATCHED_BY_SOURCE, Action.DELETE, condition)
+
+    def _with(
+        self,
+        when: When,
+        action: Action,
+        condition: Expression | None,
+        assignments: Mapping[str, Expression] | None = None,
+    ) -> MergeSink:
+        clause = Clause(when=when, action=action, condition=condition, assignments=dict(assignments or {}))
+        return MergeSink(replace(self._config, clauses=(*self._config.clauses, clause)))
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Merge one micro-batch; this is what `foreachBatch` calls.
+
+        Raises:
+            StreamMergeError: Nothing of the batch is in the table. A landed commit is never reported as a failure.
+        """
+        from stream_merge.micro_batch import run_micro_batch
+
+        run_micro_batch(self._config, self._state(), batch_df, batch_id)
+
+    def merge(self, batch_df: DataFrame) -> MergeResult:
+        """Run the same merge once, outside a stream.
+
+        Without a batch id nothing tells a second call from the first: it merges again. A merge that changes nothing makes
+        no commit.
+
+        Raises:
+            StreamMergeError: Nothing of the batch is in the table.
+        """
+        from stream_merge.micro_batch import run_micro_batch
+
+        return run_micro_batch(self._config, self._state(), batch_df, None)
+
+    def explain(self, batch_df: DataFrame) -> str:
+        """Return the strategy, the reason for it and what would be read, without running the batch or writing anything.
+
+        Raises:
+            StreamMergeError: The merge is not possible; the same error as `merge` would raise.
+        """
+        from stream_merge.explanation import explain
+
+        return explain(self._config, self._state(), batch_df)
+
+    def _state(self) -> SinkState:
+        # Made here rather than in __init__: importing the package must start nothing and need no pyspark.
+        if self._cache is None:
+            from stream_merge.state import SinkState
+
+            self._cache = SinkState()
+        return self._cache
+
+    def __getstate__(self) -> SinkConfig:
+        return self._config
+
+    def __setstate__(self, config: SinkConfig) -> None:
+        self._config = config
+        self._cache = None
+
+
+def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
+    if columns is None:
+        return ()
+    return (columns,) if isinstance(columns, str) else tuple(columns)

@@ -1,0 +1,93 @@
+"""What a sink remembers from batch to batch. All of it is a cache: without it the next batch only takes longer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.bridge import sessions
+from stream_merge.bridge.statement import (
+    ResolvedMerge,
+    analyse,
+    column_name_parts,
+    expression_sql,
+    is_time_dependent,
+    settings_fingerprint,
+)
+from stream_merge.bridge.table import Transaction, sql_name
+from stream_merge.bridge.ui import OperationMetrics
+from stream_merge.clauses import Clause
+from stream_merge.config import SinkConfig
+from stream_merge.deletion_vectors import VectorCache
+from stream_merge.files import TableFiles
+from stream_merge.metrics import COUNTERS, delta_name
+from stream_merge.statement import merge_sql, quote
+
+MAX_RESOLVED = 8
+_GENERATED = "delta.generationExpression"
+
+
+@dataclass(slots=True)
+class SinkState:
+    """The caches of one sink in one process; one batch uses them at a time."""
+
+    files: TableFiles = field(default_factory=TableFiles)
+    vectors: VectorCache = field(default_factory=VectorCache)
+    _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
+    _sessions: dict[str, SparkSession] = field(default_factory=dict)
+    _metrics: tuple[str, OperationMetrics] | None = None
+
+    def execution_session(self, spark: SparkSession) -> SparkSession:
+        """Return the session to execute in for frames of this session."""
+        key = sessions.session_id(spark)
+        if key not in self._sessions:
+            self._sessions.clear()
+            self._sessions[key] = sessions.execution_session(spark)
+        return self._sessions[key]
+
+    def operation_metrics(self, spark: SparkSession) -> OperationMetrics:
+        """Return the metrics of this sink, made once for each Spark application."""
+        application = spark.sparkContext.applicationId
+        if self._metrics is None or self._metrics[0] != application:
+            # What Delta's operation computes its own numSourceRows from.
+            names = [*(delta_name(name) for name in COUNTERS), "operationNumSourceRows"]
+            self._metrics = (application, OperationMetrics(spark, names))
+        return self._metrics[1]
+
+    def resolve(
+        self, batch: DataFrame, transaction: Transaction, config: SinkConfig, clauses: tuple[Clause, ...]
+    ) -> ResolvedMerge:
+        """Return the statement as Delta resolves it; from the cache while schemas and settings stay the same.
+
+        Raises:
+            StreamMergeError: Delta refuses the statement.
+        """
+        spark = batch.sparkSession
+        key = (
+            sessions.session_id(spark),
+            settings_fingerprint(spark),
+            batch.schema.json(),
+            str(transaction.metadata),
+            str(transaction.protocol),
+        )
+        if key in self._resolved:
+            self._resolved.move_to_end(key)
+            return self._resolved[key]
+        columns = [f["name"] for f in transaction.schema["fields"] if _GENERATED not in f.get("metadata", {})]
+        statement = merge_sql(
+            config,
+            clauses,
+            target=sql_name(config.target),
+            untouched_column=quote(columns[0]) if columns else "",
+            to_sql=lambda expression: expression_sql(spark, expression),
+            to_name=lambda name: quote(*column_name_parts(spark, name)),
+        )
+        resolved = analyse(spark, statement, config.source_alias, batch, clauses)
+        if not is_time_dependent(statement + transaction.metadata["schemaString"]):
+            self._resolved[key] = resolved
+            while len(self._resolved) > MAX_RESOLVED:
+                self._resolved.popitem(last=False)
+        return resolved

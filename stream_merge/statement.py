@@ -1,0 +1,155 @@
+"""The MERGE statement that a sink stands for, as SQL text with places for its expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from stream_merge.clauses import Action, Clause, Expression, When
+from stream_merge.config import SinkConfig
+
+_WHEN = {
+    When.MATCHED: "MATCHED",
+    When.NOT_MATCHED: "NOT MATCHED",
+    When.NOT_MATCHED_BY_SOURCE: "NOT MATCHED BY SOURCE",
+}
+
+
+def quote(*parts: str) -> str:
+    """Return a name as SQL, each part in back quotes."""
+    return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
+
+
+def effective_clauses(config: SinkConfig) -> tuple[Clause, ...]:
+    """Return the clauses of the sink: its own, or for a sink with keys alone the ones that keys, order and deletes mean.
+
+    An UPDATE without assignments and without condition does nothing and stands last of its kind, so it is left out,
+    as Delta's builder does.
+    """
+    if config.clauses:
+        return tuple(
+            clause
+            for clause in config.clauses
+            if clause.action is not Action.UPDATE or clause.assignments or clause.condition is not None
+        )
+    if not config.keys:
+        return ()
+    return _default_clauses(config)
+
+
+@dataclass(frozen=True, slots=True)
+class _And:
+    """A conjunction whose parts may be texts or Columns; rendered when the text is made."""
+
+    parts: tuple[Expression | _Not, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Not:
+    """The negation of a condition, where NULL counts as false."""
+
+    part: Expression
+
+
+def _default_clauses(config: SinkConfig) -> tuple[Clause, ...]:
+    newer = _not_older(config)
+    guard: tuple[Expression, ...] = (newer,) if newer else ()
+    is_delete = config.delete_when
+    clauses = [
+        Clause(when=When.MATCHED, action=Action.UPDATE_ALL, condition=_conjunction(guard)),
+        Clause(
+            when=When.NOT_MATCHED,
+            action=Action.INSERT_ALL,
+            condition=None if is_delete is None else _conjunction((_Not(is_delete),)),
+        ),
+    ]
+    if is_delete is not None:
+        clauses.insert(
+            0, Clause(when=When.MATCHED, action=Action.DELETE, condition=_conjunction((is_delete, *guard)))
+        )
+    return tuple(clauses)
+
+
+def _conjunction(parts: tuple[Expression | _Not, ...]) -> Expression | None:
+    return _And(parts) if parts else None  # type: ignore[return-value]
+
+
+def _not_older(config: SinkConfig) -> str | None:
+    """Return the condition that the change is at least as new as the target row, whose sequence may be unknown."""
+    if not config.sequence_by:
+        return None
+    older = []
+    equal: list[str] = []
+    for name in config.sequence_by:
+        source, target = quote(config.source_alias, name), quote(config.target_alias, name)
+        older.append(" AND ".join([*equal, f"{source} < {target}"]))
+        equal.append(f"{source} <=> {target}")
+    return f"NOT coalesce({' OR '.join(f'({case})' for case in older)}, false)"
+
+
+def merge_condition(config: SinkConfig) -> Expression:
+    """Return the ON condition: the user's, or equality of the keys."""
+    if config.on is not None:
+        return config.on
+    equals = "<=>" if config.null_keys == "match" else "="
+    return " AND ".join(
+        f"{quote(config.target_alias, key)} {equals} {quote(config.source_alias, key)}" for key in config.keys
+    )
+
+
+def merge_sql(
+    config: SinkConfig,
+    clauses: Iterable[Clause],
+    *,
+    target: str,
+    untouched_column: str,
+    to_sql: Callable[[Expression], str],
+    to_name: Callable[[str], str],
+) -> str:
+    """Return the statement.
+
+    Args:
+        config: The sink.
+        clauses: Its effective clauses.
+        target: The target as written in SQL.
+        untouched_column: A column of the target, in back quotes, that an UPDATE without assignments sets to itself.
+        to_sql: Gives an expression as SQL; raises this library's error when it is none.
+        to_name: Gives the SQL of a target column name as the user wrote it.
+    """
+
+    def render(expression: Expression | _And | _Not) -> str:
+        if isinstance(expression, _And):
+            return " AND ".join(render(part) for part in expression.parts)
+        if isinstance(expression, _Not):
+            return f"NOT coalesce({render(expression.part)}, false)"
+        # On lines of its own, so that a comment at the end of the text does not swallow what follows.
+        return f"(\n{to_sql(expression)}\n)"
+
+    def then(clause: Clause) -> str:
+        names = [to_name(name) for name in clause.assignments]
+        values = [render(value) for value in clause.assignments.values()]
+        match clause.action:
+            case Action.DELETE:
+                return "DELETE"
+            case Action.UPDATE_ALL:
+                return "UPDATE SET *"
+            case Action.INSERT_ALL:
+                return "INSERT *"
+            case Action.UPDATE:
+                pairs = [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
+                itself = f"{untouched_column} = {quote(config.target_alias)}.{untouched_column}"
+                return f"UPDATE SET {', '.join(pairs) or itself}"
+            case Action.INSERT:
+                columns, inserted = ", ".join(names) or untouched_column, ", ".join(values) or "DEFAULT"
+                return f"INSERT ({columns}) VALUES ({inserted})"
+
+    evolution = "WITH SCHEMA EVOLUTION " if config.merge_schema else ""
+    lines = [
+        f"MERGE {evolution}INTO {target} AS {quote(config.target_alias)}",
+        f"USING stream_merge_source AS {quote(config.source_alias)}",
+        f"ON {render(merge_condition(config))}",
+    ]
+    for clause in clauses:
+        condition = f" AND {render(clause.condition)}" if clause.condition is not None else ""
+        lines.append(f"WHEN {_WHEN[clause.when]}{condition} THEN {then(clause)}")
+    return "\n".join(lines)
