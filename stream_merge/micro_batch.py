@@ -286,7 +286,7 @@ class MicroBatch:
         """Complete the metrics that need the whole commit or the clock."""
         counts = staged.counts
         changes = staged.changes
-        counts["num_source_rows"] = num_source_rows
+        counts.setdefault("num_source_rows", num_source_rows)
         counts["num_added_files"] = counts.get("num_target_files_added", 0) + len(changes.adds)
         counts["num_removed_files"] = counts.pop("num_overwritten_files", 0) + len(changes.removes)
         kinds = ("copied", "inserted", "updated")

@@ -15,6 +15,7 @@ from stream_merge.bridge.statement import (
     column_name_parts,
     expression_sql,
     is_time_dependent,
+    qualified_sql,
     settings_fingerprint,
 )
 from stream_merge.bridge.table import Transaction, sql_name
@@ -83,6 +84,7 @@ class SinkState:
             target=sql_name(config.target),
             untouched_column=quote(columns[0]) if columns else "",
             to_sql=lambda expression: expression_sql(spark, expression),
+            to_source_sql=lambda expression: qualified_sql(spark, expression, config.source_alias),
             to_name=lambda name: quote(*column_name_parts(spark, name)),
         )
         resolved = analyse(spark, statement, config.source_alias, batch, clauses)

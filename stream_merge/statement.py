@@ -41,20 +41,27 @@ def effective_clauses(config: SinkConfig) -> tuple[Clause, ...]:
 class _And:
     """A conjunction whose parts may be texts or Columns; rendered when the text is made."""
 
-    parts: tuple[Expression | _Not, ...]
+    parts: tuple[Expression | _OfSource | _Not, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _OfSource:
+    """A condition whose unqualified names are the source's, although the target may have the same."""
+
+    condition: Expression
 
 
 @dataclass(frozen=True, slots=True)
 class _Not:
     """The negation of a condition, where NULL counts as false."""
 
-    part: Expression
+    part: _OfSource
 
 
 def _default_clauses(config: SinkConfig) -> tuple[Clause, ...]:
     newer = _not_older(config)
     guard: tuple[Expression, ...] = (newer,) if newer else ()
-    is_delete = config.delete_when
+    is_delete = None if config.delete_when is None else _OfSource(config.delete_when)
     clauses = [
         Clause(when=When.MATCHED, action=Action.UPDATE_ALL, condition=_conjunction(guard)),
         Clause(
@@ -70,7 +77,7 @@ def _default_clauses(config: SinkConfig) -> tuple[Clause, ...]:
     return tuple(clauses)
 
 
-def _conjunction(parts: tuple[Expression | _Not, ...]) -> Expression | None:
+def _conjunction(parts: tuple[Expression | _OfSource | _Not, ...]) -> Expression | None:
     return _And(parts) if parts else None  # type: ignore[return-value]
 
 
@@ -104,6 +111,7 @@ def merge_sql(
     target: str,
     untouched_column: str,
     to_sql: Callable[[Expression], str],
+    to_source_sql: Callable[[Expression], str],
     to_name: Callable[[str], str],
 ) -> str:
     """Return the statement.
@@ -114,12 +122,15 @@ def merge_sql(
         target: The target as written in SQL.
         untouched_column: A column of the target, in back quotes, that an UPDATE without assignments sets to itself.
         to_sql: Gives an expression as SQL; raises this library's error when it is none.
+        to_source_sql: The same, with every unqualified name qualified as the source's.
         to_name: Gives the SQL of a target column name as the user wrote it.
     """
 
-    def render(expression: Expression | _And | _Not) -> str:
+    def render(expression: Expression | _And | _OfSource | _Not) -> str:
         if isinstance(expression, _And):
             return " AND ".join(render(part) for part in expression.parts)
+        if isinstance(expression, _OfSource):
+            return f"({to_source_sql(expression.condition)})"
         if isinstance(expression, _Not):
             return f"NOT coalesce({render(expression.part)}, false)"
         # On lines of its own, so that a comment at the end of the text does not swallow what follows.

@@ -155,6 +155,22 @@ class ResolvedMerge:
         return tuple(pairs)
 
     @cached_property
+    def has_equality(self) -> bool:
+        """Whether a conjunct equates an expression of the target with one of the source, so that rows can be hashed."""
+        command = self._command
+        outputs = command.target().outputSet(), command.source().outputSet()
+        for conjunct in items(command.splitConjunctivePredicates(command.condition())):
+            if str(conjunct.getClass().getSimpleName()) not in ("EqualTo", "EqualNullSafe"):
+                continue
+            sides = conjunct.left().references(), conjunct.right().references()
+            if any(side.isEmpty() for side in sides):
+                continue
+            for target, source in (sides, sides[::-1]):
+                if target.subsetOf(outputs[0]) and source.subsetOf(outputs[1]):
+                    return True
+        return False
+
+    @cached_property
     def condition_target_columns(self) -> tuple[str, ...]:
         """The target columns that the merge condition names."""
         references = self._command.condition().references().toSeq()
@@ -324,6 +340,36 @@ def expression_sql(spark: SparkSession, expression: Expression) -> str:
         spark._jsparkSession.sessionState().sqlParser().parseExpression(text)
     except JVM_ERRORS as error:
         raise translate(error) from error
+    return text
+
+
+def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> str:
+    """Return an expression as SQL text, its column names qualified with an alias where they are not.
+
+    Raises:
+        ClauseError: The text is no SQL expression.
+    """
+    text = expression_sql(spark, expression)
+    starts: list[int] = []
+
+    def visit(node: Any, bound: frozenset[str]) -> None:
+        kind = str(node.getClass().getSimpleName())
+        if kind in ("UnresolvedAttribute", "UnresolvedNamedLambdaVariable"):
+            # Inside a lambda function the parser takes every name for one of its arguments.
+            first = str(node.nameParts().head()).lower()
+            if first != alias.lower() and first not in bound:
+                starts.append(int(node.origin().startIndex().get()))
+            return
+        if kind == "LambdaFunction":
+            bound |= {str(argument.name()).lower() for argument in items(node.arguments())}
+            visit(node.function(), bound)
+            return
+        for child in items(node.children()):
+            visit(child, bound)
+
+    visit(spark._jsparkSession.sessionState().sqlParser().parseExpression(text), frozenset())
+    for start in sorted(starts, reverse=True):
+        text = f"{text[:start]}`{alias}`.{text[start:]}"
     return text
 
 

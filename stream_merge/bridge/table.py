@@ -369,9 +369,10 @@ def create_table(
 def table_exists(spark: SparkSession, target: str) -> bool:
     """Whether the target is a Delta table already."""
     try:
-        return bool(open_table(spark, target).log.tableExists())
+        open_table(spark, target).begin()
     except TargetNotFoundError:
         return False
+    return True
 
 
 def file_actions(jvm: Any, new_files: Any) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from stream_merge.engines.job import (
     now_ms,
     without_matches,
 )
-from stream_merge.engines.locate import FileMatches, find_matches, joined_rows, key_columns, sum_by_clause
+from stream_merge.engines.locate import FileMatches, count_source_rows, find_matches, joined_rows, key_columns, sum_by_clause
 from stream_merge.files import DataFile
 from stream_merge.steps import reached
 
@@ -72,6 +72,7 @@ def touched_files(job: MergeJob, found: Sequence[FileMatches]) -> list[DataFile]
 def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) -> Staged:
     staged = Staged(counts=sum_by_clause(job, found))
     touched = touched_files(job, found)
+    staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=bool(touched), is_rewrite=True)
     parts = []
     if touched:
         parts.append(_rewritten_rows(job, touched, found))

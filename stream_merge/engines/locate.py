@@ -173,3 +173,15 @@ def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]
             counts[f"num_target_rows_matched_{verb}"] + counts[f"num_target_rows_not_matched_by_source_{verb}"]
         )
     return counts
+
+
+def count_source_rows(job: MergeJob, *, has_touched_files: bool, is_rewrite: bool) -> int:
+    """Return the number of source rows as Delta's MERGE reports it.
+
+    Where Delta's second join is a full outer one without anything to hash by, a nested loop evaluates the source twice, and
+    Delta reports each of its rows twice. Who compares the history of both sees the same number.
+    """
+    has_inserts, by_source = bool(job.clauses(When.NOT_MATCHED)), bool(job.clauses(When.NOT_MATCHED_BY_SOURCE))
+    is_full_outer = (has_inserts or by_source) if is_rewrite else (has_inserts and by_source)
+    is_twice = has_touched_files and is_full_outer and not job.resolved.has_equality
+    return job.source.num_rows * (2 if is_twice else 1)

@@ -28,7 +28,7 @@ from stream_merge.engines.job import (
     now_ms,
     without_matches,
 )
-from stream_merge.engines.locate import FileMatches, find_matches, joined_rows, key_columns, sum_by_clause
+from stream_merge.engines.locate import FileMatches, count_source_rows, find_matches, joined_rows, key_columns, sum_by_clause
 from stream_merge.files import DataFile
 from stream_merge.steps import reached
 
@@ -118,6 +118,9 @@ def _stage_dependent(job: MergeJob) -> Staged:
             found = find_matches(job, touched, with_positions=True) if job.candidates else []
         with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):
             staged = _delete_changed(job, found)
+            # Any file with a match, or with a row that a NOT MATCHED BY SOURCE clause looks at, is one that Delta touches.
+            is_touched = bool(found) or any(file.num_rows != 0 for file in job.candidates)
+            staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=is_touched, is_rewrite=False)
             num_updated = staged.counts["num_target_rows_updated"]
             if _has_new_rows(job, num_updated):
                 reached("writing")
