@@ -74,7 +74,9 @@ class SinkConfig:
                 if is_given
             ]
         if self.clauses and self.delete_when is not None:
-            faults.append("delete_when belongs to the default clauses; with clauses of your own, write when_matched_delete")
+            faults.append(
+                "delete_when belongs to the default clauses; with clauses of your own, write when_matched_delete"
+            )
         return faults
 
     def _choice_faults(self) -> list[str]:

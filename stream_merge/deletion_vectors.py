@@ -182,6 +182,15 @@ def delete_rows(
 
 def remove_file(add: Mapping[str, Any], *, now_ms: int) -> dict[str, Any]:
     """Return the RemoveFile of an AddFile, as Delta's `removeWithTimestamp` does."""
-    kept = ("path", "partitionValues", "size", "tags", "deletionVector", "baseRowId", "defaultRowCommitVersion", "stats")
+    kept = (
+        "path",
+        "partitionValues",
+        "size",
+        "tags",
+        "deletionVector",
+        "baseRowId",
+        "defaultRowCommitVersion",
+        "stats",
+    )
     removed = {name: add[name] for name in kept if add.get(name) is not None}
     return {**removed, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}

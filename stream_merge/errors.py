@@ -131,7 +131,8 @@ class BatchIdRegressionError(StreamMergeError):
         self.batch_id = batch_id
         self.recorded = recorded
         super().__init__(
-            f"Batch {batch_id} of application {app_id!r} arrived, but the target already holds batch {recorded} of it. "
+            f"Batch {batch_id} of application {app_id!r} arrived, but the target holds "
+            f"{'another batch of this number' if recorded == batch_id else f'batch {recorded} of it already'}. "
             "The checkpoint was lost, reset or restored from an older copy, so this batch may hold rows the table has never seen; "
             "skipping it could lose data, merging it could repeat data. Restore the checkpoint that belongs to the table, "
             "or start a new one under a new app_id (a merge by key can safely take changes again)."

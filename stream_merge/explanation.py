@@ -47,7 +47,9 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
             condition = f" and {clause.condition_sql}" if clause.condition_sql else ""
             lines.append(f"  when      {when}{condition}: {clause.clause.action.value.replace('_', ' ')}")
         pruning = [f"{pair.target} ({pair.type_name})" for pair in resolved.key_pairs if is_prunable(pair.type_name)]
-        lines.append(f"  skipping  by the batch's range of {', '.join(pruning)}" if pruning else "  skipping  none by key")
+        lines.append(
+            f"  skipping  by the batch's range of {', '.join(pruning)}" if pruning else "  skipping  none by key"
+        )
         if resolved.target_predicates is not None:
             lines.append(f"            by {resolved.target_predicates.mkString(', ')}")
         is_early = (

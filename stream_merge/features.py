@@ -39,14 +39,18 @@ _HARMLESS_WHILE_UNUSED = {
 _IDENTITY_PREFIX = "delta.identity."
 
 
-def check_supported(name: str, metadata: Mapping[str, Any], protocol: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+def check_supported(
+    name: str, metadata: Mapping[str, Any], protocol: Mapping[str, Any], schema: Mapping[str, Any]
+) -> None:
     """Raise if the table has a feature that a merge by this library would not maintain.
 
     Raises:
         UnsupportedTableError: Names the feature and the way out.
     """
     properties = metadata.get("configuration") or {}
-    identity = [f["name"] for f in schema["fields"] if any(k.startswith(_IDENTITY_PREFIX) for k in f.get("metadata", {}))]
+    identity = [
+        f["name"] for f in schema["fields"] if any(k.startswith(_IDENTITY_PREFIX) for k in f.get("metadata", {}))
+    ]
     if identity:
         raise UnsupportedTableError(
             f"{name} has identity columns ({', '.join(identity)}), whose values an update would change. "

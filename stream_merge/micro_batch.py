@@ -134,7 +134,9 @@ class MicroBatch:
         """Refuse a batch whose plan read the target before another writer's commit."""
         if self_read.version is not None and self_read.version < transaction.version:
             raise CommitConflictError(
-                self.name, 1, f"the query read version {self_read.version} of its own target, which is at {transaction.version}"
+                self.name,
+                1,
+                f"the query read version {self_read.version} of its own target, which is at {transaction.version}",
             )
 
     def _skip(self, reason: str) -> MergeResult:
@@ -164,7 +166,9 @@ class MicroBatch:
                 if is_settled:
                     break
                 if self_read.is_static:
-                    raise CommitConflictError(self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target")
+                    raise CommitConflictError(
+                        self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target"
+                    )
                 before = transaction
                 with self.timer.phase("open"):
                     transaction = table.begin()
@@ -257,7 +261,7 @@ class MicroBatch:
 
     def _overwrite(self, plan: MergePlan, table: Table, transaction: Transaction, self_read: SelfRead) -> MergeResult:
         batch = self.frame.persist(StorageLevel.MEMORY_AND_DISK)
-        query_id = self.identity.query_id or self.identity.app_id if self.identity else ""
+        query_id = self.query.query_id if self.query else ""
         batch_id = self.identity.batch_id if self.identity else 0
         names = [delta_name(name) for name in COUNTERS]
         try:
@@ -273,7 +277,9 @@ class MicroBatch:
                 if is_settled:
                     break
                 if self_read.is_static:
-                    raise CommitConflictError(self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target")
+                    raise CommitConflictError(
+                        self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target"
+                    )
                 transaction = table.begin()
         finally:
             batch.unpersist(blocking=True)
@@ -413,9 +419,10 @@ def run_micro_batch(config: SinkConfig, state: SinkState, batch: DataFrame, batc
     if batch_id is not None:
         app_id = config.app_id or (query.query_id if query else None)
         if app_id is None:
-            raise ConfigError(["no streaming query is known to run this batch; set app_id, or use merge() outside a stream"])
-        own_query = query.query_id if query and config.app_id else None
-        identity = BatchIdentity(app_id=app_id, batch_id=batch_id, query_id=own_query)
+            raise ConfigError(
+                ["no streaming query is known to run this batch; set app_id, or use merge() outside a stream"]
+            )
+        identity = BatchIdentity(app_id=app_id, batch_id=batch_id, planned_ms=query.planned_ms if query else None)
     mode = config.output_mode or (query.output_mode if query else "update")
     spark = state.execution_session(session)
     with sessions.active(spark):
@@ -442,5 +449,3 @@ def _tell(config: SinkConfig, result: MergeResult) -> None:
         config.on_result(result)
     except Exception:  # noqa: BLE001 - the listener is the user's code, and the batch is in the table
         logger.exception("%s: on_result raised; the batch is committed all the same", config.target)
-
-

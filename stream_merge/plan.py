@@ -54,9 +54,7 @@ def choose_strategy(
                 f"strategy={requested.value!r} cannot serve output mode Complete, where each batch is the whole table; "
                 "leave strategy out, or use output mode Update"
             )
-        return MergePlan(
-            strategy=Strategy.OVERWRITE, reason="output mode Complete: each batch is the whole table"
-        )
+        return MergePlan(strategy=Strategy.OVERWRITE, reason="output mode Complete: each batch is the whole table")
     if requested is Strategy.OVERWRITE:
         raise UnsupportedTableError(
             'strategy="overwrite" replaces the whole table with each batch, which only output mode Complete means; '
@@ -64,9 +62,7 @@ def choose_strategy(
         )
     is_insert_only = all(clause.is_insert for clause in clauses)
     if requested is Strategy.INSERT_ONLY and not is_insert_only:
-        raise UnsupportedTableError(
-            'strategy="insert_only" cannot carry out update or delete clauses'
-        )
+        raise UnsupportedTableError('strategy="insert_only" cannot carry out update or delete clauses')
     if is_insert_only:
         return MergePlan(
             strategy=Strategy.INSERT_ONLY, reason="all clauses are NOT MATCHED: no row of the target changes"
@@ -80,7 +76,8 @@ def choose_strategy(
         return MergePlan(strategy=requested, reason="requested by the option strategy")
     if has_deletion_vectors:
         return MergePlan(
-            strategy=Strategy.MERGE_ON_READ, reason="the target has deletion vectors: unchanged rows stay where they are"
+            strategy=Strategy.MERGE_ON_READ,
+            reason="the target has deletion vectors: unchanged rows stay where they are",
         )
     return MergePlan(
         strategy=Strategy.COPY_ON_WRITE, reason="the target has no deletion vectors: touched files are rewritten"

@@ -131,7 +131,10 @@ class MergeSink:
         return self._config
 
     def when_matched_update(
-        self, *, set: Mapping[str, Expression], condition: Expression | None = None  # noqa: A002
+        self,
+        *,
+        set: Mapping[str, Expression],
+        condition: Expression | None = None,  # noqa: A002
     ) -> MergeSink:
         """Update the named columns of a matched row; values may refer to both sides."""
         return self._with(When.MATCHED, Action.UPDATE, condition, set)
@@ -157,7 +160,10 @@ class MergeSink:
         return self._with(When.NOT_MATCHED, Action.INSERT_ALL, condition)
 
     def when_not_matched_by_source_update(
-        self, *, set: Mapping[str, Expression], condition: Expression | None = None  # noqa: A002
+        self,
+        *,
+        set: Mapping[str, Expression],
+        condition: Expression | None = None,  # noqa: A002
     ) -> MergeSink:
         """Update the named columns of a target row that no source row matches; reads every file of the table."""
         return self._with(When.NOT_MATCHED_BY_SOURCE, Action.UPDATE, condition, set)

@@ -64,13 +64,13 @@ def check_columns(batch: DataFrame, config: SinkConfig) -> None:
     """
     reserved = [name for name in batch.columns if name.lower().startswith(RESERVED_PREFIX)]
     if reserved:
-        raise ConfigError([f"the column name {name} begins with {RESERVED_PREFIX}, which is reserved" for name in reserved])
+        raise ConfigError(
+            [f"the column name {name} begins with {RESERVED_PREFIX}, which is reserved" for name in reserved]
+        )
     present = {name.lower() for name in batch.columns}
     missing = [name for name in (*config.keys, *config.sequence_by) if name.lower() not in present]
     if missing:
-        raise UnresolvedColumnError(
-            f"the source has no column {', '.join(missing)}; it has {', '.join(batch.columns)}"
-        )
+        raise UnresolvedColumnError(f"the source has no column {', '.join(missing)}; it has {', '.join(batch.columns)}")
 
 
 def newest_changes(batch: DataFrame, keys: Sequence[str], sequence_by: Sequence[str]) -> DataFrame:

@@ -71,9 +71,7 @@ def _default_clauses(config: SinkConfig) -> tuple[Clause, ...]:
         ),
     ]
     if is_delete is not None:
-        clauses.insert(
-            0, Clause(when=When.MATCHED, action=Action.DELETE, condition=_conjunction((is_delete, *guard)))
-        )
+        clauses.insert(0, Clause(when=When.MATCHED, action=Action.DELETE, condition=_conjunction((is_delete, *guard))))
     return tuple(clauses)
 
 
@@ -160,7 +158,8 @@ def merge_sql(
         f"USING stream_merge_source AS {quote(config.source_alias)}",
         f"ON {render(merge_condition(config))}",
     ]
-    for clause in clauses:
+    # SQL wants the clauses grouped by kind; between kinds their order means nothing.
+    for clause in sorted(clauses, key=lambda clause: list(When).index(clause.when)):
         condition = f" AND {render(clause.condition)}" if clause.condition is not None else ""
         lines.append(f"WHEN {_WHEN[clause.when]}{condition} THEN {then(clause)}")
     return "\n".join(lines)

@@ -20,35 +20,37 @@ class BatchIdentity:
     Attributes:
         app_id: Application id of the SetTransaction.
         batch_id: The micro-batch's number.
-        query_id: The query's id when `app_id` is not it. It tells a replay from a new checkpoint that starts to count
-            again: both bring a batch id that the table has, but only a replay comes from the query that committed it.
+        planned_ms: When the query planned the batch, in milliseconds since the epoch; None when that is not known. The
+            checkpoint keeps it, so it tells a replay from another batch of the same number: that of a new checkpoint under a
+            fixed `app_id`, or of an older copy of the checkpoint.
     """
 
     app_id: str
     batch_id: int
-    query_id: str | None = None
+    planned_ms: int | None = None
 
     @property
-    def _query_app_id(self) -> str:
-        return f"{self.app_id}/{self.query_id}"
+    def _planned_app_id(self) -> str:
+        return f"{self.app_id}/planned-ms"
 
     def set_transactions(self) -> dict[str, int]:
-        """Return what the commit records."""
-        own = {self._query_app_id: self.batch_id} if self.query_id is not None else {}
-        return {self.app_id: self.batch_id} | own
+        """Return what the commit records: application id to version."""
+        planned = {} if self.planned_ms is None else {self._planned_app_id: self.planned_ms}
+        return {self.app_id: self.batch_id} | planned
 
     def is_applied(self, transaction: Transaction) -> bool:
         """Return whether the table holds this batch.
 
         Raises:
-            BatchIdRegressionError: The table holds a later batch, or this one of another query.
+            BatchIdRegressionError: The table holds a later batch, or another one of this number.
         """
         recorded = transaction.last_batches(list(self.set_transactions()))
         last = recorded.get(self.app_id)
         if last is None or last < self.batch_id:
             return False
-        is_own = self.query_id is None or recorded.get(self._query_app_id) == self.batch_id
-        if last == self.batch_id and is_own:
+        planned = recorded.get(self._planned_app_id)
+        is_replay = planned is None or self.planned_ms is None or planned == self.planned_ms
+        if last == self.batch_id and is_replay:
             return True
         raise BatchIdRegressionError(self.app_id, self.batch_id, last)
 
@@ -68,9 +70,7 @@ class Outcome:
     conflict: str | None = None
 
 
-def settle(
-    table: Table, transaction: Transaction, identity: BatchIdentity | None, error: BaseException
-) -> Outcome:
+def settle(table: Table, transaction: Transaction, identity: BatchIdentity | None, error: BaseException) -> Outcome:
     """Find out whether a commit landed that raised an error.
 
     The exception does not tell: a store may write the commit and lose the answer, and Delta then reports a conflict of the
@@ -99,4 +99,3 @@ def settle(
 def back_off(attempt: int) -> None:
     """Wait before another attempt: twice as long each time, jittered, so that writers do not meet again."""
     time.sleep(min(MAX_BACKOFF_SECONDS, 0.05 * 2**attempt) * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-

@@ -135,13 +135,22 @@ def set_field(jvm_object: Any, name: str, value: Any) -> None:
 
 
 def throwables(error: BaseException) -> Iterator[Any]:
-    """Iterate over the JVM exception behind a Python one and its causes."""
-    throwable = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    """Iterate over the JVM exceptions behind a Python one and their causes.
+
+    PySpark fails to convert errors whose condition only Delta knows, and raises an internal error in their place, of which the
+    true one is the context.
+    """
+    shown: BaseException | None = error
     for _ in range(_MAX_CAUSES):
-        if throwable is None:
+        if shown is None:
             return
-        yield throwable
-        throwable = throwable.getCause()
+        throwable = getattr(shown, "java_exception", None) or getattr(shown, "_origin", None)
+        for _ in range(_MAX_CAUSES):
+            if throwable is None:
+                break
+            yield throwable
+            throwable = throwable.getCause()
+        shown = shown.__context__
 
 
 def conflict_name(error: BaseException) -> str | None:
@@ -174,6 +183,7 @@ def translate(error: BaseException) -> StreamMergeError:
         messages.append(message)
         condition = condition_of(throwable)
         found += [condition] if condition else []
+        found += re.findall(r"Cannot find main error class '([A-Z][A-Z0-9_.]+)'", message)
         found += re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]", message)
     for name in found:
         for kind, pattern in _CONDITIONS:
@@ -181,6 +191,4 @@ def translate(error: BaseException) -> StreamMergeError:
                 text = next((m for m in messages if name in m), messages[0])
                 return kind(text, condition=name)
     named = [name for name in found if name != "INTERNAL_ERROR"]
-    return MergeExecutionError(
-        messages[-1] if messages else str(error), condition=named[0] if named else None
-    )
+    return MergeExecutionError(messages[-1] if messages else str(error), condition=named[0] if named else None)

@@ -22,11 +22,13 @@ class RunningQuery:
     Attributes:
         query_id: The id that the checkpoint keeps.
         output_mode: append, update or complete.
+        planned_ms: When the running batch was planned, in milliseconds since the epoch; the checkpoint keeps it for a replay.
         execution: Handle of the query's StreamExecution.
     """
 
     query_id: str
     output_mode: str
+    planned_ms: int
     execution: Any
 
 
@@ -95,7 +97,10 @@ def running_query(spark: SparkSession) -> RunningQuery | None:
     if execution is None:
         return None
     return RunningQuery(
-        query_id=str(execution.id()), output_mode=str(execution.outputMode()).lower(), execution=execution
+        query_id=str(execution.id()),
+        output_mode=str(execution.outputMode()).lower(),
+        planned_ms=int(execution.lastExecution().offsetSeqMetadata().batchTimestampMs()),
+        execution=execution,
     )
 
 

@@ -11,7 +11,17 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.jvm import JVM_ERRORS, actions, items, option, optional, scala_object, seq, set_field, translate
+from stream_merge.bridge.jvm import (
+    JVM_ERRORS,
+    actions,
+    items,
+    option,
+    optional,
+    scala_object,
+    seq,
+    set_field,
+    translate,
+)
 from stream_merge.bridge.table import Transaction
 from stream_merge.clauses import Clause, Expression, When
 
@@ -207,7 +217,9 @@ class ResolvedMerge:
             self._spark._jsparkSession, transaction.handle, handles, seq(jvm, [])
         )
         rows = self._frame(plan)
-        position = rows.metadataColumn("_metadata").getField("row_index") if with_rows else F.monotonically_increasing_id()
+        position = (
+            rows.metadataColumn("_metadata").getField("row_index") if with_rows else F.monotonically_increasing_id()
+        )
         path = rows.metadataColumn("_metadata").getField("file_path")
         return rows.select("*", path.alias(FILE), position.alias(ROW))
 
@@ -400,8 +412,7 @@ def bitmap(spark: SparkSession, column: Column) -> Column:
     utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
     portable = jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArrayFormat.Portable()
     aggregator = jvm.org.apache.spark.sql.catalyst.expressions.aggregation.BitmapAggregator(
-        utils.expression(column._jc), portable  # type: ignore[operator]
+        utils.expression(column._jc),
+        portable,  # type: ignore[operator]
     )
     return ClassicColumn(utils.column(aggregator.toAggregateExpression()))
-
-

@@ -333,7 +333,9 @@ def open_table(spark: SparkSession, target: str) -> Table:
         catalog_table = state.catalog().getTableMetadata(state.sqlParser().parseTableIdentifier(target))
         provider = optional(catalog_table.provider())
     except JVM_ERRORS as error:
-        raise TargetNotFoundError(f"There is no table {target}. Create it first, or set create_if_missing=True.") from error
+        raise TargetNotFoundError(
+            f"There is no table {target}. Create it first, or set create_if_missing=True."
+        ) from error
     if provider is None or provider.lower() != "delta":
         raise TargetNotFoundError(f"{target} is not a Delta table, but {provider or 'a view'}.")
     return Table(spark=spark, log=delta_log.forTable(session, catalog_table), catalog_table=catalog_table, name=target)

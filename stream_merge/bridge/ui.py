@@ -21,7 +21,9 @@ class OperationMetrics:
         metrics = self._execution.metric.SQLMetrics
         context = spark.sparkContext._jsc.sc()
         self.handles: dict[str, Any] = {
-            name: metrics.createTimingMetric(context, name, 0) if name.endswith("Ms") else metrics.createMetric(context, name)
+            name: metrics.createTimingMetric(context, name, 0)
+            if name.endswith("Ms")
+            else metrics.createMetric(context, name)
             for name in names
         }
         self._infos = [
@@ -59,4 +61,6 @@ class OperationMetrics:
         update = self._execution.ui.SparkListenerSQLAdaptiveExecutionUpdate
         number = jvm.java.lang.Long.parseLong(execution_id)
         context.listenerBus().post(update(number, f"{node}\n{plan}", root))
-        self._execution.metric.SQLMetrics.postDriverMetricUpdates(context, execution_id, seq(jvm, self.handles.values()))
+        self._execution.metric.SQLMetrics.postDriverMetricUpdates(
+            context, execution_id, seq(jvm, self.handles.values())
+        )

@@ -27,7 +27,14 @@ from stream_merge.engines.job import (
     now_ms,
     without_matches,
 )
-from stream_merge.engines.locate import FileMatches, count_source_rows, find_matches, joined_rows, key_columns, sum_by_clause
+from stream_merge.engines.locate import (
+    FileMatches,
+    count_source_rows,
+    find_matches,
+    joined_rows,
+    key_columns,
+    sum_by_clause,
+)
 from stream_merge.files import DataFile
 from stream_merge.steps import reached
 
@@ -80,7 +87,9 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
         matched = matches.where(F.col(SOURCE_ID).isNotNull())
         inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)
         inserted = compact(job, inserted, job.source.num_rows)
-        parts.append(change_feed.insert_images(inserted, job.resolved.columns) if _has_changes(job, touched) else inserted)
+        parts.append(
+            change_feed.insert_images(inserted, job.resolved.columns) if _has_changes(job, touched) else inserted
+        )
     reached("writing")
     if parts:
         new_files = job.transaction.write(reduce(DataFrame.union, parts))
@@ -139,4 +148,3 @@ def _rewritten_rows(job: MergeJob, touched: Sequence[DataFile], found: Sequence[
     if updates:
         images = images.when(is_one_of([n for n, _ in updates]), change_feed.update_images(old, after, columns))
     return change_feed.explode_images(joined, images.otherwise(change_feed.copied_image(old, columns)))
-

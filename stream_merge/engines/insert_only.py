@@ -6,7 +6,15 @@ from pyspark.sql import DataFrame
 
 from stream_merge.bridge.sessions import job_description
 from stream_merge.bridge.statement import SOURCE_ID
-from stream_merge.engines.job import MAX_BROADCAST_ROWS, MergeJob, Staged, compact, count_written, inserted_rows, without_matches
+from stream_merge.engines.job import (
+    MAX_BROADCAST_ROWS,
+    MergeJob,
+    Staged,
+    compact,
+    count_written,
+    inserted_rows,
+    without_matches,
+)
 from stream_merge.steps import reached
 
 

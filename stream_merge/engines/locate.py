@@ -11,15 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, bitmap
 from stream_merge.clauses import When
+from stream_merge.deletion_vectors import StoredVector, deserialize
 from stream_merge.engines.job import ACTION, MergeJob, first_applying
 from stream_merge.errors import AmbiguousMatchError
 from stream_merge.files import DataFile
+from stream_merge.statement import quote
 from stream_merge.steps import reached
+
+_HASHED_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp")
+"""Types whose equal values have equal hashes, whatever their representation; not floats (-0.0), not collated strings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,8 @@ class FileMatches:
         file: The file.
         num_matches: Pairs of a target row and a source row.
         num_matched_rows: Distinct target rows among them.
-        changed_rows: Delta's bitmap of the rows that a clause applies to; None where positions are not known.
+        num_changed_rows: Distinct target rows that a clause applies to.
+        changed_rows: Their positions; None where positions are not known.
         num_by_clause: Rows (pairs, where a row matches several times) by number of the clause.
     """
 
@@ -38,7 +45,7 @@ class FileMatches:
     num_matches: int
     num_matched_rows: int
     num_changed_rows: int
-    changed_rows: bytes | None
+    changed_rows: BitMap64 | None
     num_by_clause: Mapping[int, int]
 
 
@@ -49,11 +56,33 @@ def joined_rows(job: MergeJob, target: DataFrame, *, keep_unmatched: bool = Fals
     """
     by_source = job.clauses(When.NOT_MATCHED_BY_SOURCE)
     is_outer = keep_unmatched or bool(by_source)
-    joined = target.join(job.broadcast(job.bound_source), job.resolved.condition, "left_outer" if is_outer else "inner")
+    source = job.bound_source
+    joined = target.join(
+        job.broadcast(source), join_condition(job, target, source), "left_outer" if is_outer else "inner"
+    )
     action = first_applying(job.clauses(When.MATCHED))
     if is_outer:
         action = F.when(F.col(SOURCE_ID).isNotNull(), action).otherwise(first_applying(by_source))
     return joined.select("*", action.alias(ACTION))
+
+
+def join_condition(job: MergeJob, target: DataFrame, source: DataFrame) -> Column:
+    """Return the merge condition in the form that Spark joins fastest.
+
+    Spark looks a string up by building and comparing a row for each of the table's rows, and a long by comparing longs. So
+    the hash of the keys becomes the join key. The condition itself decides among the few rows of equal hash; inside
+    `coalesce` Spark does not take its equalities for join keys.
+    """
+    pairs = job.resolved.key_pairs
+    is_hashable = all(pair.type_name in _HASHED_TYPES and not pair.is_null_safe for pair in pairs)
+    if not is_hashable or not any(pair.type_name == "string" for pair in pairs):
+        return job.resolved.condition
+    sides = (
+        F.xxhash64(*[frame[quote(name)] for name in names])
+        for frame, names in ((target, [p.target for p in pairs]), (source, [p.source for p in pairs]))
+    )
+    hash_of_target, hash_of_source = sides
+    return (hash_of_target == hash_of_source) & F.coalesce(job.resolved.condition, F.lit(False))
 
 
 def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> list[FileMatches]:
@@ -86,13 +115,59 @@ def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> lis
             num_matches=row["matches"],
             num_matched_rows=(row["changed"] if all_change else row["matched"])["cardinality"],
             num_changed_rows=row["changed"]["cardinality"],
-            changed_rows=bytes(row["changed"]["bitmap"]) if with_positions else None,
+            changed_rows=deserialize(bytes(row["changed"]["bitmap"])) if with_positions else None,
             num_by_clause={n: row[f"clause_{n}"] for n in existing},
         )
         for row in collected
     ]
     if job.check_cardinality and not _is_single_unconditional_delete(job):
         _check_cardinality(job, rows, found)
+    return found
+
+
+def find_matches_among_all(job: MergeJob, rows: DataFrame) -> list[FileMatches] | None:
+    """Do what `find_matches` does on rows of which some are deleted already, and leave those out here.
+
+    To read a file without its deletion vector takes half the time, and the vector is needed here anyway.
+
+    Args:
+        job: The merge; it has MATCHED clauses only, besides inserts.
+        rows: As for `find_matches`, with deleted rows among them.
+
+    Returns:
+        None when rows match several times, where it takes the live rows to tell whether that is an error.
+    """
+    spark = rows.sparkSession
+    numbers = [n for n, _ in job.clauses(When.MATCHED)]
+    bitmaps = [
+        _collected(bitmap(spark, F.when(F.col(ACTION) == n, F.col(ROW))), True).alias(f"rows_{n}") for n in numbers
+    ]
+    all_rows = _collected(bitmap(spark, F.col(ROW)), False).alias("matched")
+    reached("locating")
+    collected = rows.groupBy(FILE).agg(F.count(F.lit(1)).alias("matches"), all_rows, *bitmaps).collect()
+    if any(row["matches"] != row["matched"]["cardinality"] for row in collected):
+        return None
+    table = job.transaction.table
+    found = []
+    for row in collected:
+        file = job.files.find(row[FILE], table.root)
+        by_clause = {n: deserialize(bytes(row[f"rows_{n}"]["bitmap"])) for n in numbers}
+        descriptor = file.add.get("deletionVector")
+        if descriptor:
+            deleted = job.vectors.load(StoredVector.of(descriptor), table.read_range)
+            by_clause = {n: positions - deleted for n, positions in by_clause.items()}
+        changed = BitMap64().union(*by_clause.values())
+        if changed:
+            found.append(
+                FileMatches(
+                    file=file,
+                    num_matches=len(changed),
+                    num_matched_rows=len(changed),
+                    num_changed_rows=len(changed),
+                    changed_rows=changed,
+                    num_by_clause={n: len(positions) for n, positions in by_clause.items()},
+                )
+            )
     return found
 
 
@@ -138,11 +213,7 @@ def _example_columns(rows: DataFrame) -> list[str]:
 
 def key_columns(job: MergeJob, target: DataFrame) -> list[Column]:
     """Return the target's columns that the merge condition names, under names for the error of a multiple match."""
-    return [target[_quoted(name)].alias(f"_stream_merge_key_{name}") for name in job.resolved.condition_target_columns]
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
+    return [target[quote(name)].alias(f"_stream_merge_key_{name}") for name in job.resolved.condition_target_columns]
 
 
 def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]:

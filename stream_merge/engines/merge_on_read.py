@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from stream_merge.bridge.sessions import active, job_description
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
-from stream_merge.deletion_vectors import StoredVector, VectorWriter, delete_rows, deserialize, remove_file
+from stream_merge.deletion_vectors import StoredVector, VectorWriter, delete_rows, remove_file
 from stream_merge.engines import change_feed
 from stream_merge.engines.job import (
     ACTION,
@@ -28,7 +28,15 @@ from stream_merge.engines.job import (
     now_ms,
     without_matches,
 )
-from stream_merge.engines.locate import FileMatches, count_source_rows, find_matches, joined_rows, key_columns, sum_by_clause
+from stream_merge.engines.locate import (
+    FileMatches,
+    count_source_rows,
+    find_matches,
+    find_matches_among_all,
+    joined_rows,
+    key_columns,
+    sum_by_clause,
+)
 from stream_merge.files import DataFile
 from stream_merge.steps import reached
 
@@ -52,9 +60,7 @@ def _stage_independent(job: MergeJob) -> Staged:
     writing = None if reusable is not None else _Writing(job, _independent_rows(job))
     try:
         with job.timer.phase("locate"), job_description(job.source.rows.sparkSession, f"{job.batch}: locate"):
-            target = _target(job, job.candidates)
-            rows = joined_rows(job, target).select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target))
-            found = find_matches(job, rows, with_positions=True) if job.candidates else []
+            found = _located(job) if job.candidates else []
     except BaseException:
         if writing is not None:
             writing.abandon()
@@ -72,6 +78,17 @@ def _stage_independent(job: MergeJob) -> Staged:
         staged.changes.new_files.append(reusable)
         staged.reusable = reusable
     return staged
+
+
+def _located(job: MergeJob) -> list[FileMatches]:
+    undeleted = [{name: value for name, value in f.add.items() if name != "deletionVector"} for f in job.candidates]
+    everything = job.resolved.target(job.transaction, undeleted, with_rows=True)
+    found = find_matches_among_all(job, joined_rows(job, everything).select(FILE, ROW, ACTION))
+    if found is not None:
+        return found
+    target = _target(job, job.candidates)
+    rows = joined_rows(job, target).select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target))
+    return find_matches(job, rows, with_positions=True)
 
 
 def _independent_rows(job: MergeJob) -> DataFrame:
@@ -200,7 +217,7 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
             continue
         assert matches.changed_rows is not None
         file = matches.file
-        rows = deserialize(matches.changed_rows)
+        rows = matches.changed_rows
         descriptor = file.add.get("deletionVector")
         if descriptor:
             rows |= job.vectors.load(StoredVector.of(descriptor), table.read_range)

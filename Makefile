@@ -1,0 +1,52 @@
+# Each target does all the set-up that it needs. ARGS is handed on: make test ARGS="tests/unit -x".
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+IS_NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
+
+# A Spark that is installed on the machine would otherwise replace the pinned one.
+unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
+export PYSPARK_PYTHON := $(CURDIR)/$(VENV)/bin/python
+
+.PHONY: help demo test test-oldest lint format python java clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' Makefile
+
+demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and compare them with the database
+	$(VENV)/bin/python -m demo $(ARGS)
+
+test: $(VENV)/.installed-test ## Run all tests on the newest supported Spark and Delta
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core $(ARGS)"
+
+lint: $(VENV)/.installed-dev ## Run ruff and mypy
+	@status=0; for check in "ruff check ." "ruff format --check ." mypy; do \
+	echo "$$check"; $(VENV)/bin/$$check || status=1; done; exit $$status
+
+format: $(VENV)/.installed-dev ## Format the code, and fix what ruff can fix
+	$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
+
+clean: ## Remove the virtual environments, caches and what the demo and the examples wrote
+	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse artifacts
+
+$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | java
+	@echo "Installing Spark, Delta Lake and the tools into $(VENV); Spark alone is some 400 MB, so this takes minutes, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517 \
+		--constraint $(CONSTRAINTS) --editable ".[spark,$*]"
+	@touch $@
+
+java: python
+	@$(PYTHON) -I stream_merge/java.py
+
+python:
+	@{ test -n "$(PYTHON)" && $(PYTHON) -c '$(IS_NEW_ENOUGH)' 2>/dev/null; } || { echo \
+	"stream_merge needs Python 3.10 or newer: put one on PATH, or name it, as in make test PYTHON=/path/to/python3." \
+	>&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo \
+	"$(PYTHON) cannot make virtual environments: install its venv module (package python3-venv on Debian and Ubuntu)." \
+	>&2; exit 1; }

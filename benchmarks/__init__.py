@@ -1,0 +1,1 @@
+"""Benchmarks: one script for each question, on the workloads of `workloads.py`."""

@@ -1,0 +1,166 @@
+"""The Spark session and the table factories that all tests share; no JVM starts until a test asks for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
+
+# Rows come back as Python datetimes in the process's zone, which must be the session's.
+os.environ["TZ"] = "UTC"
+time.tzset()
+
+SESSION_CONF = {
+    "spark.master": "local[2]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "2g",
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:+UseSerialGC",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Compiling a plan takes longer than interpreting it over a dozen rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""The environment's STREAM_MERGE_SPARK_CONF ("key=value key=value") goes over these, to test in other settings."""
+
+
+class CreateTable(Protocol):
+    """Create a Delta table with these rows and return its path."""
+
+    def __call__(
+        self,
+        schema: str,
+        rows: Sequence[Sequence[Any]] = (),
+        *,
+        deletion_vectors: bool = False,
+        path: str | None = None,
+        partition_by: Sequence[str] = (),
+        cluster_by: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        constraints: Mapping[str, str] | None = None,
+    ) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Return the one session of the test run; a test that changes its settings restores them."""
+    from pyspark.sql import SparkSession
+
+    from stream_merge.packages import delta_package
+
+    builder = SparkSession.builder.appName("stream_merge tests")
+    overrides = dict(pair.split("=", 1) for pair in os.environ.get("STREAM_MERGE_SPARK_CONF", "").split())
+    for key, value in {**SESSION_CONF, **overrides}.items():
+        builder = builder.config(key, value)
+    session = (
+        builder.config("spark.jars.packages", delta_package())
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def table_path(tmp_path: Path) -> str:
+    """Return the path of a table that does not exist yet."""
+    return str(tmp_path / "target")
+
+
+@pytest.fixture(params=["copy_on_write", "merge_on_read"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    """Run the test once with each strategy that changes rows."""
+    return str(request.param)
+
+
+@pytest.fixture
+def deletion_vectors(strategy: str) -> bool:
+    """Tell whether the target needs deletion vectors for the test's strategy to be chosen."""
+    return strategy == "merge_on_read"
+
+
+@pytest.fixture
+def create_source(spark: SparkSession) -> Callable[..., DataFrame]:
+    """Return a function from rows and a schema ("id int, name string") to a DataFrame in one partition."""
+
+    def create(schema: str, rows: Sequence[Sequence[Any]] = ()) -> DataFrame:
+        return spark.createDataFrame([tuple(row) for row in rows], schema).coalesce(1)
+
+    return create
+
+
+@pytest.fixture
+def append_rows(spark: SparkSession) -> Callable[..., None]:
+    """Return a function that appends rows to a table by path, in one file for each partition of the table.
+
+    The schema names the columns that are given, so that generated and default columns can be left out.
+    """
+
+    def append(path: str, schema: str | StructType, rows: Sequence[Sequence[Any]]) -> None:
+        frame = spark.createDataFrame([tuple(row) for row in rows], schema).coalesce(1)
+        frame.write.format("delta").mode("append").save(path)
+
+    return append
+
+
+@pytest.fixture
+def create_table(spark: SparkSession, tmp_path: Path, append_rows: Callable[..., None]) -> CreateTable:
+    """Return a function that makes a Delta table by path: CREATE TABLE, then the rows in one append.
+
+    `schema` is the column list of CREATE TABLE. Rows name the columns in order; a table with generated columns gets its
+    rows by `append_rows`.
+    """
+
+    def create(
+        schema: str,
+        rows: Sequence[Sequence[Any]] = (),
+        *,
+        deletion_vectors: bool = False,
+        path: str | None = None,
+        partition_by: Sequence[str] = (),
+        cluster_by: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        constraints: Mapping[str, str] | None = None,
+    ) -> str:
+        path = path or str(tmp_path / "target")
+        all_properties = {"delta.enableDeletionVectors": str(deletion_vectors).lower(), **(properties or {})}
+        statement = f"CREATE TABLE delta.`{path}` ({schema}) USING delta"
+        for words, columns in (("PARTITIONED BY", partition_by), ("CLUSTER BY", cluster_by)):
+            if columns:
+                statement += f" {words} ({', '.join(f'`{column}`' for column in columns)})"
+        pairs = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
+        spark.sql(f"{statement} TBLPROPERTIES ({pairs})")
+        if rows:
+            append_rows(path, spark.read.format("delta").load(path).schema, rows)
+        for name, check in (constraints or {}).items():
+            spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT `{name}` CHECK ({check})")
+        return path
+
+    return create
+
+
+@pytest.fixture
+def read_rows(spark: SparkSession) -> Callable[..., list[Row]]:
+    """Return a function that gives a table's rows, as of a version if one is given, sorted by their text."""
+
+    def read(path: str, *columns: str, version: int | None = None) -> list[Row]:
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        frame = reader.load(path)
+        return sorted((frame.select(*columns) if columns else frame).collect(), key=repr)
+
+    return read

@@ -1,0 +1,131 @@
+"""Kill -9, Python and its JVM at once, at each named step of a micro-batch; the restarted query finishes exactly once.
+
+Each process dies in the micro-batch after the one in which its predecessor died, so that every start is both the recovery from one
+kill and the way to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stream_merge.steps import STEPS
+from tests.conftest import CreateTable
+from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT
+from tests.spark.delta_log import latest_version
+from tests.streaming.child_session import child_conf, last_lines, run_child
+from tests.streaming.streams import Batch, ChangeFiles, count, query_id, recorded_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+ALL_STEPS = (*STEPS, BEFORE_CHECKPOINT_COMMIT)
+LANDED = ("after_commit", BEFORE_CHECKPOINT_COMMIT)
+"""The steps after which the micro-batch is in the table."""
+
+
+def make_batches(number: int) -> list[list[tuple[int, int]]]:
+    """Return batches that change old rows and bring new ones, with values that tell the batches apart."""
+    return [[(0, 2**batch_id), (batch_id, 1), (100 + batch_id, batch_id)] for batch_id in range(number)]
+
+
+def upserted(*batches: Batch) -> list[tuple[int, int]]:
+    """Return the rows of a table that these batches were merged into by key."""
+    return sorted({key: n for batch in batches for key, n in batch}.items())
+
+
+class KilledStream:
+    """A stream of change files into a table, run by one process after the other."""
+
+    def __init__(self, conf: dict[str, str], root: Path, sink: str) -> None:
+        self.conf = conf
+        self.root = root
+        self.sink = sink
+        self.target = str(root / "target")
+        self.log = root / "child.log"
+        self.reports: list[dict[str, Any]] = []
+
+    def run(self, step: str | None, batch_id: int | None) -> int:
+        """Run a process until it is killed at the step, or to the end, and take in what it reported."""
+        reports = self.root / "reports.jsonl"
+        reports.write_text("")
+        argument = {
+            "conf": self.conf,
+            "root": str(self.root),
+            "sink": self.sink,
+            "step": step,
+            "batch_id": batch_id,
+        }
+        exit_code = run_child("tests.crash.counting_stream", json.dumps(argument), self.log)
+        self.reports = [json.loads(line) for line in reports.read_text().splitlines()]
+        return exit_code
+
+    def rows(self, name: str) -> list[tuple[int, int]]:
+        """Return the rows that the last process found at its start, or left at its end."""
+        return next([tuple(row) for row in report[name]] for report in self.reports if name in report)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return the results of the micro-batches that the last process finished."""
+        return [report for report in self.reports if "batch_id" in report]
+
+
+def check_kills(stream: KilledStream, kills: tuple[str, ...], batches: list[Any], fold: Any, strategy: str) -> None:
+    """Kill a process at each step, one micro-batch further each time, then run one to the end."""
+    first_version = latest_version(stream.target)
+    done, is_replay = 0, False
+    for batch_id, step in [*enumerate(kills, start=1), (None, None)]:
+        exit_code = stream.run(step, batch_id)
+        expected_code = -signal.SIGKILL if step else 0
+        assert exit_code == expected_code, f"at {step}:\n{last_lines(stream.log)}"
+        assert stream.rows("found") == fold(*batches[:done]), f"before {step}"
+
+        results = stream.results()
+        if results:
+            assert (results[0]["skipped"], results[0]["version"] is None) == (is_replay, is_replay), f"before {step}"
+        assert {result["strategy"] for result in results if not result["skipped"]} <= {strategy}
+
+        is_replay = step in LANDED
+        done = len(batches) if batch_id is None else batch_id + is_replay
+        app_id = query_id(stream.root / "checkpoint")
+        assert recorded_batches(stream.target) == [(app_id, merged) for merged in range(done)], f"after {step}"
+        assert latest_version(stream.target) == first_version + done, f"after {step}"
+    assert stream.rows("rows") == fold(*batches)
+
+
+@pytest.fixture
+def start_stream(spark: SparkSession, tmp_path: Path, create_table: CreateTable):
+    """Return a function that prepares the table and the changes for a stream of children."""
+
+    def prepare(sink: str, batches: list[Any], *, deletion_vectors: bool) -> KilledStream:
+        create_table("id INT, n INT", deletion_vectors=deletion_vectors)
+        ChangeFiles(tmp_path / "changes").add(*batches)
+        return KilledStream(child_conf(spark), tmp_path, sink)
+
+    return prepare
+
+
+def test_kill_at_every_step_of_merge_on_read(start_stream):
+    batches = make_batches(len(ALL_STEPS) + 2)
+    stream = start_stream("counting", batches, deletion_vectors=True)
+    check_kills(stream, ALL_STEPS, batches, count, "merge_on_read")
+
+
+def test_kill_around_the_commit_of_copy_on_write(start_stream):
+    kills = ("locating", "writing", "before_commit", "after_commit", BEFORE_CHECKPOINT_COMMIT)
+    batches = make_batches(len(kills) + 2)
+    stream = start_stream("counting", batches, deletion_vectors=False)
+    check_kills(stream, kills, batches, count, "copy_on_write")
+
+
+@pytest.mark.core
+def test_kill_around_the_commit_of_a_merge_by_key(start_stream):
+    kills = ("writing", "before_commit", "after_commit")
+    batches = make_batches(len(kills) + 2)
+    stream = start_stream("upsert", batches, deletion_vectors=True)
+    check_kills(stream, kills, batches, upserted, "merge_on_read")

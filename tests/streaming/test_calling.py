@@ -1,0 +1,271 @@
+"""The ways to call a sink: pickled, wrapped, from threads, from Spark Connect; and targets that are not there yet."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import functions as F
+
+from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink
+from stream_merge.errors import TargetNotFoundError
+from tests.conftest import CreateTable
+from tests.spark.delta_log import actions_of, latest_version
+from tests.streaming.child_session import child_conf, last_lines, run_child
+from tests.streaming.streams import (
+    SCHEMA,
+    ChangeFiles,
+    count,
+    counting_sink,
+    query_id,
+    recorded_batches,
+    recorded_ids,
+    rows,
+    run,
+    run_to_failure,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROUND_TRIPS: dict[str, Callable[[MergeSink], MergeSink]] = {
+    "pickle": lambda sink: pickle.loads(pickle.dumps(sink)),
+    "cloudpickle": lambda sink: cloudpickle.loads(cloudpickle.dumps(sink)),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("how", ROUND_TRIPS)
+def test_a_sink_can_be_pickled_before_and_after_its_use(
+    spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, how: str
+):
+    target = create_table(SCHEMA)
+    sink = ROUND_TRIPS[how](counting_sink(target))
+    changes.add([(1, 1)])
+    run(changes.stream(spark), sink, checkpoint)
+    used = ROUND_TRIPS[how](sink)
+    assert (used.config, str(used)) == (sink.config, f"MergeSink[{target}]")
+    changes.add([(1, 10)])
+    run(changes.stream(spark), used, checkpoint)
+    assert rows(spark, target) == [(1, 11)]
+
+
+@pytest.mark.core
+def test_a_sink_inside_a_function(spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path):
+    target = create_table(SCHEMA)
+    results: list[MergeResult] = []
+    sink = counting_sink(target, on_result=results.append)
+    changes.add([(1, 1)], [(1, 10), (-2, 2)])
+    run(
+        changes.stream(spark),
+        lambda batch_df, batch_id: sink(batch_df.withColumn("id", F.abs("id")).where("n > 0"), batch_id),
+        checkpoint,
+    )
+    assert rows(spark, target) == [(1, 11), (2, 2)]
+    assert recorded_batches(target) == [(query_id(checkpoint), 0), (query_id(checkpoint), 1)]
+    assert {result.query_id for result in results} == {query_id(checkpoint)}
+
+
+def test_a_batch_that_the_function_persisted_stays_so(
+    spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path
+):
+    targets = [create_table(SCHEMA, path=str(checkpoint.with_name(name))) for name in ("one", "two")]
+    seen: list[bool] = []
+
+    def fan_out(batch_df, batch_id):
+        batch_df.persist()
+        for target in targets:
+            counting_sink(target)(batch_df, batch_id)
+            seen.append(batch_df.storageLevel.useMemory)
+        batch_df.unpersist()
+
+    changes.add([(1, 1)], [(1, 10)])
+    run(changes.stream(spark), fan_out, checkpoint)
+    assert [rows(spark, target) for target in targets] == [[(1, 11)], [(1, 11)]]
+    assert seen == [True] * 4
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("session", ["of the test run", "new"])
+def test_a_sink_in_a_thread_of_the_function(
+    spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, session: str
+):
+    """The thread is not the query's own, but output mode and query id are still the query's."""
+    target = create_table("id INT, n BIGINT", [(9, 9)])
+    results: list[MergeResult] = []
+    sink = merge_sink(target, keys="id", on_result=results.append)
+
+    def merge(batch_df, batch_id):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(sink, batch_df, batch_id).result()
+
+    changes.add([(1, 1)], [(1, 10)])
+    own = spark if session == "of the test run" else spark.newSession()
+    totals = changes.stream(own).groupBy("id").agg(F.sum("n").alias("n"))
+    run(totals, merge, checkpoint, output_mode="complete")
+    assert rows(spark, target) == [(1, 11)]
+    assert [result.strategy for result in results] == ["overwrite"] * 2
+    assert recorded_batches(target) == [(query_id(checkpoint), 0), (query_id(checkpoint), 1)]
+
+
+@pytest.mark.core
+def test_a_sink_called_outside_a_stream_needs_an_app_id(spark, create_table: CreateTable, create_source):
+    target = create_table(SCHEMA)
+    with pytest.raises(ConfigError, match="app_id"):
+        counting_sink(target)(create_source(SCHEMA, [(1, 1)]), 0)
+    sink = counting_sink(target, app_id="nightly")
+    for _ in range(2):
+        sink(create_source(SCHEMA, [(1, 1)]), 7)
+    assert rows(spark, target) == [(1, 1)]
+    assert recorded_batches(target) == [("nightly", 7)]
+
+
+@pytest.mark.core
+def test_spark_connect_is_refused(spark: SparkSession, tmp_path: Path):
+    missing = [name for name in ("grpc", "grpc_status", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"a Spark Connect client needs {', '.join(missing)}")
+    conf = {key: value for key, value in child_conf(spark).items() if key != "spark.master"}
+    output = tmp_path / "connect.log"
+    assert run_child("tests.streaming.connect_session", json.dumps({"conf": conf}), output) == 0, last_lines(output)
+    errors = json.loads(next(line for line in output.read_text().splitlines() if line.startswith("{")))
+    assert {name: error for name, (error, _) in errors.items()} == dict.fromkeys(
+        ("merge", "explain", "foreachBatch"), "ConnectNotSupportedError"
+    )
+    assert "without .remote(" in errors["merge"][1]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["path", "name", "folder of files", "parquet table", "view"])
+def test_a_target_that_is_no_delta_table(
+    spark, changes: ChangeFiles, checkpoint: Path, create_source, tmp_path: Path, kind: str
+):
+    target = f"{tmp_path}/nothing" if kind in ("path", "folder of files") else "no_such_table"
+    if kind == "folder of files":
+        spark.range(3).write.parquet(target)
+    elif kind == "parquet table":
+        spark.sql("CREATE TABLE no_such_table USING parquet AS SELECT 1 AS id")
+    elif kind == "view":
+        spark.range(3).createOrReplaceTempView("no_such_table")
+    try:
+        with pytest.raises(TargetNotFoundError, match=Path(target).name):
+            counting_sink(target).merge(create_source(SCHEMA, [(1, 1)]))
+        changes.add([(1, 1)])
+        assert "TargetNotFoundError" in run_to_failure(changes.stream(spark), counting_sink(target), checkpoint)
+    finally:
+        spark.catalog.dropTempView("no_such_table")
+        spark.sql("DROP TABLE IF EXISTS no_such_table")
+    assert not Path(target, "_delta_log").exists()
+
+
+CREATIONS = {
+    "partitioned": {"partition_by": "region"},
+    "clustered": {"cluster_by": ["id"]},
+    "with properties": {"table_properties": {"delta.enableDeletionVectors": "true", "owner": "someone"}},
+    "plain": {},
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", CREATIONS.values(), ids=CREATIONS)
+def test_a_missing_target_is_created(spark, tmp_path: Path, checkpoint: Path, options):
+    target = str(tmp_path / "new" / "target")
+    changes = ChangeFiles(tmp_path / "changes", "id INT, n INT, region STRING")
+    changes.add([(1, 1, "eu"), (2, 2, "us")], [(1, 10, "eu"), (3, 3, "eu")])
+    run(changes.stream(spark), counting_sink(target, create_if_missing=True, **options), checkpoint)
+
+    assert rows(spark, target) == [(1, 11, "eu"), (2, 2, "us"), (3, 3, "eu")]
+    assert recorded_ids(target) == [0, 1]
+    detail = spark.sql(f"DESCRIBE DETAIL delta.`{target}`").collect()[0]
+    assert detail["partitionColumns"] == [options[name] for name in ("partition_by",) if name in options]
+    assert detail["clusteringColumns"] == options.get("cluster_by", [])
+    properties = options.get("table_properties", {})
+    assert {name: detail["properties"].get(name) for name in properties} == properties
+    assert spark.read.format("delta").load(target).schema.simpleString() == "struct<id:int,n:int,region:string>"
+
+
+@pytest.fixture
+def database(spark: SparkSession) -> Iterator[str]:
+    """Return the name of an empty database."""
+    spark.sql("CREATE DATABASE streams")
+    yield "streams"
+    spark.sql("DROP DATABASE streams CASCADE")
+
+
+@pytest.mark.core
+def test_a_missing_target_is_created_in_the_catalog(
+    spark, database: str, changes: ChangeFiles, checkpoint: Path, create_source
+):
+    target = f"{database}.orders"
+    changes.add([(1, 1)], [(1, 10)])
+    sink = counting_sink(target, create_if_missing=True)
+    run(changes.stream(spark), sink, checkpoint)
+    sink.merge(create_source(SCHEMA, [(2, 2)]))
+    assert sorted(tuple(row) for row in spark.table(target).collect()) == [(1, 11), (2, 2)]
+    location = spark.sql(f"DESCRIBE DETAIL {target}").collect()[0]["location"].removeprefix("file:")
+    assert recorded_ids(location) == [0, 1]
+
+
+def test_two_streams_that_both_create_the_target(spark, tmp_path: Path):
+    from tests.streaming.streams import start
+
+    target = str(tmp_path / "target")
+    queries = []
+    for name, batches in {"first": [[(1, 1)], [(1, 10)]], "second": [[(1, 100)], [(2, 2)]]}.items():
+        files = ChangeFiles(tmp_path / name)
+        files.add(*batches)
+        sink = counting_sink(target, create_if_missing=True, max_commit_retries=50)
+        queries.append(start(files.stream(spark), sink, tmp_path / f"{name}_checkpoint"))
+    for query in queries:
+        query.awaitTermination()
+    assert rows(spark, target) == count([(1, 111), (2, 2)])
+    assert len(recorded_ids(target)) == 4
+
+
+@pytest.mark.parametrize("name", ["source", "target", "source_view", "updates"])
+def test_temporary_views_of_the_users_stay_as_they_are(
+    spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, name: str
+):
+    """A view of the user's own named like an alias is neither read nor replaced."""
+    target = create_table(SCHEMA, [(1, 1)])
+    spark.createDataFrame([(77, "mine")], "id INT, word STRING").createOrReplaceTempView(name)
+    try:
+        changes.add([(1, 10), (2, 2)])
+        run(changes.stream(spark), counting_sink(target), checkpoint)
+        assert rows(spark, target) == [(1, 11), (2, 2)]
+        assert [tuple(row) for row in spark.table(name).collect()] == [(77, "mine")]
+    finally:
+        spark.catalog.dropTempView(name)
+
+
+def test_the_target_is_changed_between_two_batches_of_one_sink(
+    spark, create_table: CreateTable, create_source, strategy, deletion_vectors: bool
+):
+    """What a sink remembers of the table is brought up to date: other writers, a restore, a table made anew."""
+    target = create_table(SCHEMA, [(1, 1)], deletion_vectors=deletion_vectors)
+    table = f"delta.`{target}`"
+    sink = counting_sink(target)
+
+    def merge(*source: tuple[int, int]) -> list[tuple[int, int]]:
+        result = sink.merge(create_source(SCHEMA, source))
+        assert (result.version, result.strategy) == (latest_version(target), strategy)
+        return rows(spark, target)
+
+    assert merge((1, 10), (2, 2)) == [(1, 11), (2, 2)]
+    spark.sql(f"DELETE FROM {table} WHERE id = 1")
+    assert merge((1, 100), (2, 20)) == [(1, 100), (2, 22)]
+    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 1")
+    assert merge((1, 1000), (2, 200)) == [(1, 1001), (2, 200)]
+    spark.sql(f"OPTIMIZE {table}")
+    assert merge((1, 1)) == [(1, 1002), (2, 200)]
+    vectors = f"TBLPROPERTIES ('delta.enableDeletionVectors' = '{str(deletion_vectors).lower()}')"
+    spark.sql(f"CREATE OR REPLACE TABLE {table} ({SCHEMA}) USING delta {vectors}")
+    assert merge((1, 5)) == [(1, 5)]
+    assert actions_of(target, latest_version(target), "remove") == []

@@ -1,0 +1,177 @@
+"""Two hundred batches and some failures in one process leave nothing behind."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stream_merge import MergeResult, merge_sink
+from tests.conftest import CreateTable
+from tests.spark.delta_log import latest_version
+from tests.streaming.streams import (
+    SCHEMA,
+    ChangeFiles,
+    count,
+    counting_sink,
+    recorded_ids,
+    rows,
+    run,
+    run_to_failure,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NUM_BATCHES = 200
+WARM_UP = 20
+POOLED = (
+    "Executor task launch worker",  # grows to the number of cores and shrinks when idle
+    "ForkJoinPool",
+    "Thread",  # py4j: one for each Python thread that ever called, reused
+    "Cleaner",
+    "process reaper",
+    "delta-",
+    "block-manager-",
+    "broadcast-exchange",
+    "subquery",
+    "shuffle-",
+    "map-output-",
+    "files-client-",
+    "rpc-",
+    "dispatcher-",
+    "state-store-",
+    "refresh progress",
+)
+"""Thread pools of the JVM, Spark and Delta, whose size is their own affair."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a merge might leave behind."""
+
+    persisted: list[str]
+    is_cache_empty: bool
+    views: list[str]
+    conf: dict[str, str]
+    local_properties: dict[str, str | None]
+    python_threads: Counter[str]
+    java_threads: Counter[str]
+
+
+def names_without_numbers(names: Iterator[str]) -> Counter[str]:
+    """Count threads by their names up to the first number."""
+    return Counter(name.translate(str.maketrans("", "", "0123456789")).rstrip("-") for name in names)
+
+
+def footprint(spark: SparkSession) -> Footprint:
+    """Return what is there now."""
+    context = spark.sparkContext
+    rdds = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(context._jsc.sc().getPersistentRDDs())
+    threads = spark._jvm.java.lang.Thread.getAllStackTraces().keySet()
+    return Footprint(
+        # Delta keeps the state of its snapshots in RDDs of this name.
+        persisted=[str(rdd.name()) for rdd in rdds.values() if not str(rdd.name()).startswith("Delta Table State")],
+        is_cache_empty=bool(spark._jsparkSession.sharedState().cacheManager().isEmpty()),
+        views=sorted(table.name for table in spark.catalog.listTables() if table.isTemporary),
+        conf=dict(spark.conf.getAll),
+        local_properties={
+            name: context.getLocalProperty(name) for name in ("spark.job.description", "spark.sql.execution.id")
+        },
+        python_threads=names_without_numbers(thread.name for thread in threading.enumerate()),
+        java_threads=names_without_numbers(
+            str(thread.getName()) for thread in threads if not str(thread.getName()).startswith(POOLED)
+        ),
+    )
+
+
+def assert_nothing_left(spark: SparkSession, before: Footprint) -> None:
+    """Compare with what was there before; threads may have ended, but none may have come."""
+    now = footprint(spark)
+    assert now.persisted == []
+    assert now.is_cache_empty
+    assert (now.views, now.conf, now.local_properties) == (before.views, before.conf, before.local_properties)
+    assert now.python_threads - before.python_threads == Counter()
+    assert now.java_threads - before.java_threads == Counter()
+
+
+def batches(number: int) -> list[list[tuple[int, int]]]:
+    """Return batches of one row that mostly matches and one that never does."""
+    return [[(batch_id % 7, 1), (1000 + batch_id, batch_id)] for batch_id in range(number)]
+
+
+@pytest.mark.slow
+def test_two_hundred_batches_leave_nothing_behind(
+    spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path
+):
+    target = create_table(SCHEMA, deletion_vectors=True)
+    results: list[MergeResult] = []
+    sink = counting_sink(target, on_result=results.append)
+    all_batches = batches(NUM_BATCHES)
+    changes.add(*all_batches[:WARM_UP])
+    run(changes.stream(spark), sink, checkpoint)
+    before = footprint(spark)
+
+    changes.add(*all_batches[WARM_UP:])
+    query = run(changes.stream(spark), sink, checkpoint)
+
+    assert_nothing_left(spark, before)
+    assert rows(spark, target) == count(*all_batches)
+    assert recorded_ids(target) == list(range(NUM_BATCHES))
+    assert [result.version for result in results] == list(range(1, NUM_BATCHES + 1))
+    merge_ms = [result.execution_time_ms for result in results]
+    batch_ms = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress]
+    print(
+        f"\nmedian ms of a merge: batches {WARM_UP} to {2 * WARM_UP} {statistics.median(merge_ms[WARM_UP : 2 * WARM_UP])}, "
+        f"last {WARM_UP} {statistics.median(merge_ms[-WARM_UP:])}; of the whole last {WARM_UP} batches: "
+        f"{statistics.median(batch_ms[-WARM_UP:])}"
+    )
+
+
+FAILURES: dict[str, tuple[list[tuple[int, int]], dict[str, Any]]] = {
+    "ConstraintViolationError": ([(1, -100), (9, 9)], {}),
+    "AmbiguousMatchError": ([(1, 1), (1, 2)], {}),
+    "CommitConflictError": ([(1, 1)], {"max_commit_retries": 1}),
+    "UnresolvedColumnError": ([(1, 1)], {"source_alias": "other"}),
+    "NullKeyError": ([(None, 1)], {}),
+}
+"""The error, the batch that brings it about, and options of the sink."""
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("error", FAILURES)
+def test_a_failed_batch_leaves_nothing_behind(
+    spark: SparkSession,
+    create_table: CreateTable,
+    changes: ChangeFiles,
+    checkpoint: Path,
+    at_step,
+    strategy: str,
+    deletion_vectors: bool,
+    error: str,
+):
+    target = create_table(
+        SCHEMA, [(1, 1), (2, 2)], deletion_vectors=deletion_vectors, constraints={"positive": "n > 0"}
+    )
+    batch, options = FAILURES[error]
+    sink = merge_sink(target, keys="id") if error == "NullKeyError" else counting_sink(target, **options)
+    changes.add([(2, 20)])
+    run(changes.stream(spark), merge_sink(target, keys="id", strategy=strategy), checkpoint)
+    before, version = footprint(spark), latest_version(target)
+    if error == "CommitConflictError":
+        at_step("before_commit", lambda: spark.sql(f"INSERT INTO delta.`{target}` VALUES (7, 7)"), times=100)
+
+    changes.add(batch)
+    assert error in run_to_failure(changes.stream(spark), sink, checkpoint)
+
+    assert_nothing_left(spark, before)
+    others = [(7, 7)] * 2 if error == "CommitConflictError" else []
+    assert rows(spark, target) == [(1, 1), (2, 20), *others]
+    assert latest_version(target) == version + len(others)
+    assert recorded_ids(target) == [0]

@@ -1,0 +1,115 @@
+"""The README's stream and the examples do what they say."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from examples import complete_mode, upsert
+
+pytestmark = pytest.mark.core
+
+ROOT = Path(__file__).parents[1]
+
+
+def python_blocks():
+    """Return the Python code of the README, block by block."""
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def in_folder(code, folder):
+    """Return the code with its relative paths in a folder: the JVM does not follow a change of directory."""
+    return re.sub(r'"\./', f'"{folder}/', code)
+
+
+def run_stream(folder):
+    """Run the README's first block until all changes are merged."""
+    variables = {}
+    exec(compile(in_folder(python_blocks()[0], folder), "README.md", "exec"), variables)
+    query = variables["query"]
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+
+def write_changes(folder, name, *changes):
+    columns = ("id", "name", "op", "updated_at")
+    (folder / "changes").mkdir(exist_ok=True)
+    lines = [json.dumps(dict(zip(columns, change, strict=True))) + "\n" for change in changes]
+    (folder / "changes" / f"{name}.json").write_text("".join(lines))
+
+
+@pytest.fixture
+def rows_of(spark):
+    """Return a function that gives some columns of a table, in order."""
+
+    def rows(path, *columns):
+        return sorted(tuple(row) for row in spark.read.format("delta").load(str(path)).select(*columns).collect())
+
+    return rows
+
+
+def test_the_stream_of_the_readme(tmp_path, rows_of):
+    write_changes(
+        tmp_path,
+        "1",
+        (1, "Ada", "c", "2026-01-01T08:00:00Z"),
+        (1, "Ada L.", "u", "2026-01-01T09:00:00Z"),
+        (2, "Grace", "c", "2026-01-01T08:00:00Z"),
+    )
+    run_stream(tmp_path)
+    assert rows_of(tmp_path / "customers", "id", "name") == [(1, "Ada L."), (2, "Grace")]
+
+    write_changes(
+        tmp_path,
+        "2",
+        (1, "out of date", "u", "2026-01-01T08:30:00Z"),
+        (2, "Grace", "d", "2026-01-01T10:00:00Z"),
+        (3, "Barbara", "c", "2026-01-01T10:00:00Z"),
+    )
+    run_stream(tmp_path)
+    assert rows_of(tmp_path / "customers", "id", "name") == [(1, "Ada L."), (3, "Barbara")]
+
+
+def test_the_clauses_of_the_readme(create_table, create_source, tmp_path, rows_of, capsys):
+    create_table("sku STRING, qty INT", [("a", 1), ("b", 2), ("c", 3)], path=str(tmp_path / "stock"))
+    batch_df = create_source("sku STRING, qty INT", [("a", 0), ("b", 5), ("c", -1), ("d", 4)])
+    variables = {"batch_df": batch_df}
+    exec(
+        compile("from stream_merge import merge_sink\n" + in_folder(python_blocks()[1], tmp_path), "README.md", "exec"),
+        variables,
+    )
+
+    assert rows_of(tmp_path / "stock", "sku", "qty") == [("b", 7), ("c", 3), ("d", 4)]
+    result = variables["result"]
+    assert (result.num_target_rows_deleted, result.num_target_rows_updated, result.num_target_rows_inserted) == (
+        1,
+        1,
+        1,
+    )
+    assert result.strategy in capsys.readouterr().out
+
+
+def test_the_upsert_example(spark, tmp_path, rows_of):
+    target = tmp_path / "spark-warehouse" / "customers"
+    upsert.write_changes(tmp_path, upsert.CHANGES)
+    assert [result.batch_id for result in upsert.run(spark, tmp_path)] == [0]
+    assert rows_of(target, "id", "name") == [(1, "Ada L."), (3, "Barbara")]
+
+    # The same changes delivered again: row 2 was deleted, and its delete comes with it.
+    upsert.write_changes(tmp_path, upsert.CHANGES)
+    assert [result.batch_id for result in upsert.run(spark, tmp_path)] == [1]
+    assert rows_of(target, "id", "name") == [(1, "Ada L."), (3, "Barbara")]
+
+
+def test_the_complete_mode_example(spark, tmp_path, rows_of):
+    target = tmp_path / "spark-warehouse" / "totals"
+    complete_mode.write_sales(tmp_path, complete_mode.SALES)
+    assert [result.strategy for result in complete_mode.run(spark, tmp_path)] == ["overwrite"]
+    assert rows_of(target, "region", "total") == [("north", 15), ("south", 25)]
+
+    complete_mode.write_sales(tmp_path, [{"region": "north", "amount": 1}, {"region": "west", "amount": 2}])
+    assert [result.strategy for result in complete_mode.run(spark, tmp_path)] == ["overwrite"]
+    assert rows_of(target, "region", "total") == [("north", 16), ("south", 25), ("west", 2)]

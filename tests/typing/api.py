@@ -1,0 +1,103 @@
+"""Public calls as users write them. mypy checks this file; nothing runs it."""
+
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from stream_merge import (
+    AmbiguousMatchError,
+    BatchIdRegressionError,
+    CommitConflictError,
+    ConfigError,
+    MergeResult,
+    MergeSink,
+    StreamMergeError,
+    UnsupportedTableError,
+    merge_sink,
+)
+from stream_merge.java import find_java_fault
+from stream_merge.packages import delta_package
+
+
+def keyed() -> MergeSink:
+    return merge_sink("lake.customers", keys=["id"], sequence_by="updated_at", delete_when="op = 'd'")
+
+
+def one_key_and_columns_as_expressions() -> MergeSink:
+    deleted: Column = F.col("source.op") == "d"
+    return merge_sink("lake.customers", keys="id", sequence_by=("updated_at", "lsn"), delete_when=deleted)
+
+
+def every_option(report: Callable[[MergeResult], None]) -> MergeSink:
+    return merge_sink(
+        "/data/customers",
+        keys=["id"],
+        on=None,
+        sequence_by=["updated_at"],
+        delete_when="op = 'd'",
+        source_alias="s",
+        target_alias="t",
+        merge_schema=True,
+        overwrite_schema=False,
+        create_if_missing=True,
+        partition_by="region",
+        cluster_by=None,
+        table_properties={"delta.enableChangeDataFeed": "true"},
+        app_id="customers",
+        output_mode="update",
+        strategy="merge_on_read",
+        locator="scan",
+        null_keys="quarantine",
+        check_cardinality=True,
+        quarantine="/data/customers_rejected",
+        max_commit_retries=3,
+        user_metadata="from the shop",
+        on_result=report,
+    )
+
+
+def every_clause() -> MergeSink:
+    return (
+        merge_sink("/data/stock", on=F.expr("target.sku = source.sku"))
+        .when_matched_delete(condition="source.qty = 0")
+        .when_matched_update(set={"qty": "target.qty + source.qty"}, condition=F.expr("source.qty > 0"))
+        .when_matched_update(set={"qty": F.expr("source.qty")})
+        .when_matched_update_all(condition="source.qty > 10")
+        .when_not_matched_insert(values={"sku": "source.sku", "qty": F.lit(0)}, condition="source.qty < 0")
+        .when_not_matched_insert()
+        .when_not_matched_insert_all(condition="source.qty > 0")
+        .when_not_matched_by_source_update(set={"stale": "true"}, condition="target.stale = false")
+        .when_not_matched_by_source_delete()
+    )
+
+
+def as_a_stream(changes: DataFrame) -> StreamingQuery:
+    writer = changes.writeStream.foreachBatch(keyed()).option("checkpointLocation", "checkpoints/customers")
+    return writer.outputMode("update").start()
+
+
+def once(batch_df: DataFrame) -> tuple[int | None, str, int, dict[str, object]]:
+    sink = keyed()
+    result = sink.merge(batch_df)
+    explained: str = sink.explain(batch_df)
+    return result.version, explained, result.num_target_rows_inserted, result.to_dict()
+
+
+def errors(batch_df: DataFrame) -> str:
+    try:
+        keyed().merge(batch_df)
+    except ConfigError as error:
+        return ", ".join(error.faults)
+    except AmbiguousMatchError as error:
+        return f"{error.count} {error.example}"
+    except BatchIdRegressionError as error:
+        return f"{error.batch_id} < {error.recorded} of {error.app_id}"
+    except CommitConflictError as error:
+        return f"{error.attempts} attempts, retriable: {error.retriable}"
+    except UnsupportedTableError as error:
+        return error.condition or str(error)
+    except StreamMergeError as error:
+        return str(error)
+    return delta_package() + (find_java_fault() or "")

@@ -1,0 +1,180 @@
+"""The options of a sink: each fault has its sentence, and all faults come in one error."""
+
+import pickle
+
+import pytest
+
+from stream_merge import ConfigError, StreamMergeError, merge_sink
+
+CREATE = {"create_if_missing": True}
+
+
+def faults_of(target="lake.customers", **options):
+    try:
+        merge_sink(target, **options)
+    except ConfigError as error:
+        return list(error.faults)
+    return []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keys": "id"},
+        {"keys": ["id", "region"], "sequence_by": ["updated_at", "lsn"], "delete_when": "op = 'd'"},
+        {"on": "target.id = source.id"},
+        {"keys": "id", "null_keys": "match"},
+        {"keys": "id", "null_keys": "quarantine", "quarantine": "lake.rejected"},
+        {"keys": "id", "output_mode": "Complete", "overwrite_schema": True},
+        {"keys": "id", "output_mode": "update", "merge_schema": True},
+        {"keys": "id", "output_mode": "append", "strategy": "copy_on_write", "locator": "scan"},
+        {"keys": "id", "max_commit_retries": 0},
+        {"keys": "id", "max_commit_retries": 1000},
+        {"keys": "id", "source_alias": "s", "target_alias": "t"},
+        {"keys": "id", "partition_by": "region", "table_properties": {"delta.enableChangeDataFeed": "true"}, **CREATE},
+        {"keys": "id", "cluster_by": ["id", "region"], **CREATE},
+    ],
+)
+def test_good_options_have_no_fault(options):
+    assert faults_of(**options) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({}, "give exactly one of keys and on"),
+        ({"keys": []}, "give exactly one of keys and on"),
+        ({"keys": "id", "on": "target.id = source.id"}, "give exactly one of keys and on"),
+        ({"keys": ["id", "region", "id"]}, "keys names a column twice: id, region, id"),
+        ({"keys": "id", "sequence_by": ["lsn", "lsn"]}, "sequence_by names a column twice: lsn, lsn"),
+        ({"keys": ["id", ""]}, "keys has an empty column name"),
+        ({"keys": "id", "sequence_by": [""]}, "sequence_by has an empty column name"),
+        ({"on": "true", "sequence_by": "lsn"}, "sequence_by needs keys"),
+        ({"on": "true", "delete_when": "op = 'd'"}, "delete_when needs keys"),
+        ({"on": "true", "null_keys": "match"}, "null_keys='match' needs keys"),
+        ({"keys": "id", "output_mode": "upsert"}, "output_mode='upsert' is not one of append, update, complete"),
+        ({"keys": "id", "null_keys": "drop"}, "null_keys='drop' is not one of error, match, quarantine"),
+        (
+            {"keys": "id", "strategy": "fast"},
+            "strategy='fast' is not one of insert_only, merge_on_read, copy_on_write, overwrite",
+        ),
+        ({"keys": "id", "locator": "guess"}, "locator='guess' is not one of scan"),
+        ({"keys": "id", "source_alias": "the source"}, "source_alias='the source' is not a plain identifier"),
+        ({"keys": "id", "target_alias": ""}, "target_alias='' is not a plain identifier"),
+        ({"keys": "id", "source_alias": "T", "target_alias": "t"}, "source_alias and target_alias are both 'T'"),
+        ({"keys": "id", "max_commit_retries": -1}, "max_commit_retries=-1 is not between 0 and 1000"),
+        ({"keys": "id", "max_commit_retries": 1001}, "max_commit_retries=1001 is not between 0 and 1000"),
+        ({"target": " ", "keys": "id"}, "target is empty"),
+        ({"keys": "id", "app_id": ""}, "app_id is empty"),
+        (
+            {"keys": "id", "null_keys": "quarantine"},
+            'null_keys="quarantine" and quarantine (a table) go together',
+        ),
+        (
+            {"keys": "id", "quarantine": "lake.rejected"},
+            'null_keys="quarantine" and quarantine (a table) go together',
+        ),
+        (
+            {"keys": "id", "overwrite_schema": True, "merge_schema": True},
+            "overwrite_schema and merge_schema exclude each other",
+        ),
+        ({"keys": "id", "partition_by": "day"}, "partition_by describes a new table; set create_if_missing=True"),
+        ({"keys": "id", "cluster_by": "day"}, "cluster_by describes a new table; set create_if_missing=True"),
+        (
+            {"keys": "id", "table_properties": {"delta.appendOnly": "true"}},
+            "table_properties describes a new table; set create_if_missing=True",
+        ),
+        (
+            {"keys": "id", "partition_by": "day", "cluster_by": "id", **CREATE},
+            "partition_by and cluster_by exclude each other",
+        ),
+    ],
+)
+def test_each_fault_has_its_sentence(options, fault):
+    assert faults_of(**options) == [fault]
+
+
+def test_all_faults_come_in_one_error():
+    with pytest.raises(ConfigError) as raised:
+        merge_sink(
+            "",
+            sequence_by=["lsn", "lsn"],
+            null_keys="drop",
+            output_mode="upsert",
+            source_alias="1",
+            max_commit_retries=-1,
+            partition_by="day",
+        )
+    expected = (
+        "give exactly one of keys and on",
+        "sequence_by names a column twice: lsn, lsn",
+        "sequence_by needs keys",
+        "null_keys='drop' needs keys",
+        "output_mode='upsert' is not one of append, update, complete",
+        "null_keys='drop' is not one of error, match, quarantine",
+        "source_alias='1' is not a plain identifier",
+        "max_commit_retries=-1 is not between 0 and 1000",
+        "target is empty",
+        "partition_by describes a new table; set create_if_missing=True",
+    )
+    assert raised.value.faults == expected
+    assert str(raised.value) == "; ".join(expected)
+
+
+def test_a_wrong_option_is_a_value_error_and_an_error_of_the_library():
+    with pytest.raises(ValueError, match="give exactly one of keys and on"):
+        merge_sink("lake.customers")
+    with pytest.raises(StreamMergeError, match="give exactly one of keys and on"):
+        merge_sink("lake.customers")
+
+
+def test_own_clauses_exclude_delete_when():
+    sink = merge_sink("lake.customers", keys="id", delete_when="op = 'd'")
+    with pytest.raises(ConfigError) as raised:
+        sink.when_matched_update_all()
+    assert raised.value.faults == (
+        "delete_when belongs to the default clauses; with clauses of your own, write when_matched_delete",
+    )
+
+
+def test_a_single_column_name_is_a_list_of_one():
+    config = merge_sink("lake.customers", keys="id", sequence_by="lsn", partition_by="day", **CREATE).config
+    assert (config.keys, config.sequence_by, config.partition_by) == (("id",), ("lsn",), ("day",))
+
+
+def test_each_clause_method_returns_a_new_sink():
+    base = merge_sink("lake.stock", on="target.sku = source.sku")
+    deleting = base.when_matched_delete(condition="source.qty = 0")
+    updating = base.when_matched_update(set={"qty": "source.qty"})
+    assert base.config.clauses == ()
+    assert [clause.action.value for clause in deleting.config.clauses] == ["delete"]
+    assert [clause.action.value for clause in updating.config.clauses] == ["update"]
+
+
+def test_a_sink_keeps_its_clauses_through_pickling():
+    sink = (
+        merge_sink("lake.stock", on="target.sku = source.sku", user_metadata="nightly")
+        .when_matched_delete(condition="source.qty = 0")
+        .when_matched_update(set={"qty": "target.qty + source.qty"}, condition="source.qty > 0")
+        .when_matched_update_all()
+        .when_not_matched_insert(values={"sku": "source.sku"}, condition="source.qty > 0")
+        .when_not_matched_insert()
+        .when_not_matched_by_source_update(set={"stale": "true"}, condition="target.stale = false")
+        .when_not_matched_by_source_delete()
+    )
+    copy = pickle.loads(pickle.dumps(sink))
+    assert copy.config == sink.config
+    assert [(clause.when.value, clause.action.value, clause.condition) for clause in copy.config.clauses] == [
+        ("matched", "delete", "source.qty = 0"),
+        ("matched", "update", "source.qty > 0"),
+        ("matched", "update_all", None),
+        ("not_matched", "insert", "source.qty > 0"),
+        ("not_matched", "insert_all", None),
+        ("not_matched_by_source", "update", "target.stale = false"),
+        ("not_matched_by_source", "delete", None),
+    ]
+    assert copy.config.clauses[1].assignments == {"qty": "target.qty + source.qty"}
+
+
+def test_a_sink_is_named_after_its_target():
+    assert str(merge_sink("lake.customers", keys="id")) == "MergeSink[lake.customers]"
