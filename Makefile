@@ -30,8 +30,8 @@ lint: $(VENV)/.installed-dev ## Run ruff and mypy
 format: $(VENV)/.installed-dev ## Format the code, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
-clean: ## Remove the virtual environments, caches and what the demo and the examples wrote
-	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse artifacts
+clean: ## Remove the virtual environments and caches
+	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | java
 	@echo "Installing Spark, Delta Lake and the tools into $(VENV); Spark alone is some 400 MB, so this takes minutes, once."

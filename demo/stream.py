@@ -143,36 +143,43 @@ def carry_values(changes: DataFrame, table: CapturedTable) -> DataFrame:
 def follow_key_moves(changes: DataFrame, target: DataFrame, table: CapturedTable) -> DataFrame:
     """Return the changes with the values of rows that got another key, which are under the old one.
 
-    To Debezium a move is a delete and a create of one lsn. Where the old row is gone from the table, the move was
-    delivered again: the placeholder stays, and the row there is newer, or its delete is delivered again as well.
+    To Debezium a move is a delete and a create of one lsn. Moves of rows with large values are few, so the driver follows
+    them, through several where a row moves twice. Where the old row is gone from the table, the move was delivered again:
+    the placeholder stays, and the row there is newer, or its delete is delivered again as well.
     """
-    before = target.select(
-        *table.keys,
-        F.col("lsn").alias("target_lsn"),
-        *(F.col(name).alias(f"target_{name}") for name in table.placeholders),
+    names = list(table.placeholders)
+    key = F.struct(*table.keys)
+    is_unknown = {name: F.expr(f"{name} <=> {placeholder}") for name, placeholder in table.placeholders.items()}
+    is_incomplete = reduce(Column.__or__, is_unknown.values())
+    creates = changes.where(F.col("old_key").isNotNull() & is_incomplete).select(key.alias("key"), "old_key", "lsn")
+    flags = [is_unknown[name].alias(f"no_{name}") for name in names]
+    departures = changes.where("op = 'd'").select(key.alias("old_key"), "lsn", "life", *names, *flags)
+    moves = creates.join(departures, ["old_key", "lsn"]).dropDuplicates(["key", "lsn"]).sort("lsn").collect()
+
+    old_keys = changes.sparkSession.createDataFrame(
+        [move.old_key for move in moves], target.select(*table.keys).schema
     )
-    changes = _fill(
-        changes.dropDuplicates([*table.keys, "lsn"]).join(before, list(table.keys), how="left"),
-        table,
-        source="target",
-        condition="op = 'd' AND life = 0 AND target_lsn < lsn",
-    ).persist()
-    for _ in range(KEY_MOVES):
-        departed = changes.where("op = 'd'").select(
-            F.struct(*table.keys).alias("old_key"),
-            "lsn",
-            *(F.col(name).alias(f"departed_{name}") for name in table.placeholders),
-            F.lit(True).alias("is_move"),
-        )
-        moved = changes.join(F.broadcast(departed), ["old_key", "lsn"], how="left")
-        changes = carry_values(_fill(moved, table, source="departed", condition="is_move"), table)
+    old_rows = target.join(F.broadcast(old_keys.distinct()), list(table.keys)).select(key.alias("key"), "lsn", *names)
+    in_target = {row.key: row for row in old_rows.collect()}
+    moved: dict[Row, dict[str, Any]] = {}
+    for move in moves:
+        old_row = in_target.get(move.old_key)
+        # A row that came by a move itself has its values there; an older one of its key in the table is another row.
+        earlier = moved.get(move.old_key, {}) if move.life else {}
+        if not move.life and old_row is not None and old_row.lsn < move.lsn:
+            earlier = old_row.asDict()
+        moved[move.key] = {name: earlier.get(name, move[name]) if move[f"no_{name}"] else move[name] for name in names}
+        moved[move.key]["moved_lsn"] = move.lsn
+
+    moved_columns = target.select(*table.keys, *(F.col(name).alias(f"moved_{name}") for name in names), "lsn").schema
+    rows = changes.sparkSession.createDataFrame(
+        [(*moved_key, *values.values()) for moved_key, values in moved.items()], moved_columns
+    )
+    joined = changes.join(F.broadcast(rows), [*table.keys, "lsn"], how="left")
+    return carry_values(_fill(joined, table, source="moved"), table)
+
+
+def _fill(changes: DataFrame, table: CapturedTable, *, source: str) -> DataFrame:
     return changes
 
 
-def _fill(changes: DataFrame, table: CapturedTable, *, source: str, condition: str) -> DataFrame:
-    """Put the columns `<source>_<name>` in place of placeholders where the condition holds."""
-    values = {
-        name: F.expr(f"IF({name} <=> {placeholder} AND {condition}, {source}_{name}, {name})")
-        for name, placeholder in table.placeholders.items()
-    }
-    return changes.withColumns(values).drop(*(f"{source}_{name}" for name in values), f"{source}_lsn", "is_move")

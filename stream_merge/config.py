@@ -13,7 +13,7 @@ from stream_merge.plan import Strategy
 
 OUTPUT_MODES = ("append", "update", "complete")
 NULL_KEY_POLICIES = ("error", "match", "quarantine")
-LOCATORS = ("scan",)
+LOCATORS = ("scan", "index")
 MAX_COMMIT_RETRIES = 1000
 
 _ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

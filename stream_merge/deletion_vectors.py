@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 MAGIC = struct.pack("<I", 1681511377)
+NATIVE_MAGIC = struct.pack(">I", 1681511376)
+"""Of Delta's older serialisation, which is read but not written."""
+
 FILE_FORMAT_VERSION = b"\x01"
 MAX_INLINE_BYTES = 512
 """Larger vectors go to a file: the log is read whole by everyone, and each update writes the whole vector again."""
@@ -62,9 +65,23 @@ def deserialize(data: bytes) -> BitMap64:
     Raises:
         ValueError: The bytes are no bitmap of this format.
     """
+    if data[:4] == NATIVE_MAGIC:
+        return _deserialize_native(data)
     if data[:4] != MAGIC:
         raise ValueError(f"unknown deletion vector format {data[:4].hex()}")
     return BitMap64.deserialize(data[4:])
+
+
+def _deserialize_native(data: bytes) -> BitMap64:
+    """Read one 32-bit bitmap, behind its size, for each value of the upper 32 bits from 0 on."""
+    (count,) = struct.unpack_from(">I", data, 4)
+    rows, offset = BitMap64(), 8
+    for upper in range(count):
+        (size,) = struct.unpack_from(">I", data, offset)
+        offset += 4
+        rows |= BitMap64((upper << 32) + lower for lower in BitMap.deserialize(data[offset : offset + size]))
+        offset += size
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +186,7 @@ class VectorWriter:
         return (f"{self.prefix}/{name}" if self.prefix else name, bytes(self._content))
 
 
-def delete_rows(
-    add: Mapping[str, Any], rows: BitMap64, vector: StoredVector, *, now_ms: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def delete_rows(add: Mapping[str, Any], vector: StoredVector, *, now_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the AddFile with the new vector and the RemoveFile of the one before, as Delta's `removeRows` does."""
     added = {**add, "deletionVector": vector.to_descriptor(), "dataChange": True}
     if add.get("stats"):

@@ -58,7 +58,7 @@ def check_supported(
         )
     if properties.get("delta.enableRowTracking") == "true":
         raise UnsupportedTableError(
-            f"{name} has row tracking, whose row ids an update would change. "
+            f"{name} has row tracking, whose row ids would not survive. "
             "Switch it off: ALTER TABLE ... SET TBLPROPERTIES ('delta.enableRowTracking' = 'false')."
         )
     unknown = [

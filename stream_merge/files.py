@@ -104,18 +104,18 @@ class KeyRange:
         low = parse_stat(stats.get("minValues", {}).get(self.physical_path), self.type_name)
         high = parse_stat(stats.get("maxValues", {}).get(self.physical_path), self.type_name, is_upper=True)
         if low is None or high is None:
-            return stats.get("nullCount", {}).get(self.physical_path) != stats.get("numRecords", -1)
+            return bool(stats.get("nullCount", {}).get(self.physical_path) != stats.get("numRecords", -1))
         return bool(low <= self.high and high >= self.low)
 
     def _may_match_partition(self, text: str | None) -> bool:
         if text is None or text == "":
-            return self.has_null or (self.type_name == "string" and self.low is None)
+            return self.has_null
         value = parse_partition_value(text, self.type_name)
         if value is None:
             return True
         if self.values is not None:
             return value in self.values
-        return self.low is not None and bool(self.low <= value <= self.high)
+        return bool(self.low is not None and self.low <= value <= self.high)
 
 
 def is_prunable(type_name: str) -> bool:

@@ -27,6 +27,7 @@ class MergeResult:
         strategy: insert_only, merge_on_read, copy_on_write or overwrite; None when the batch was skipped.
         reason: Why this strategy, or why the batch was skipped.
         skipped: Whether the table held this batch already.
+        locator: How matching rows were found: scan (the candidate files were read) or index; None when nothing was looked up.
         num_commit_attempts: How often a commit was tried; more than one after conflicts.
         conflicts: Delta's name of the conflict for each attempt that failed.
         phase_ms: Duration of each phase of `PHASES`.
@@ -39,6 +40,7 @@ class MergeResult:
     strategy: str | None = None
     reason: str = ""
     skipped: bool = False
+    locator: str | None = None
     num_commit_attempts: int = 0
     conflicts: tuple[str, ...] = ()
     phase_ms: Mapping[str, int] = field(default_factory=dict)
@@ -86,9 +88,13 @@ def delta_name(field_name: str) -> str:
     return head + "".join(word.capitalize() for word in rest)
 
 
-COUNTERS = tuple(
-    f.name for f in fields(MergeResult) if f.name.startswith("num_") and f.name != "num_commit_attempts"
-) + ("execution_time_ms", "scan_time_ms", "rewrite_time_ms", "materialize_source_time_ms")
+COUNTERS = (
+    *(f.name for f in fields(MergeResult) if f.name.startswith("num_") and f.name != "num_commit_attempts"),
+    "execution_time_ms",
+    "scan_time_ms",
+    "rewrite_time_ms",
+    "materialize_source_time_ms",
+)
 """The fields that are written into the commit as operation metrics."""
 
 

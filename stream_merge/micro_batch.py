@@ -15,7 +15,7 @@ from stream_merge import steps
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.self_read import SelfRead, find_self_read
-from stream_merge.bridge.statement import ResolvedMerge, described_operation, overwrite_operation
+from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
 from stream_merge.bridge.table import Table, Transaction, create_table, open_table, table_exists
 from stream_merge.clauses import Clause, find_clause_faults
 from stream_merge.config import SinkConfig
@@ -182,7 +182,7 @@ class MicroBatch:
         if version is None and self.identity is not None:
             return self._result(None, "another process committed this batch", None, {}, skipped=True)
         self._after_commit(resolved)
-        return self._result(plan, plan.reason, version, counts)
+        return self._result(plan, plan.reason, version, counts, locator=staged.locator)
 
     @contextmanager
     def _source(self, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[Source]:
@@ -233,6 +233,8 @@ class MicroBatch:
                     files=files,
                     candidates=candidates,
                     vectors=self.state.vectors,
+                    index=self.state.index,
+                    locator=self.config.locator,
                     check_cardinality=self.config.check_cardinality,
                     has_change_feed=has_change_feed(transaction.properties),
                     batch=self.name,
@@ -270,8 +272,7 @@ class MicroBatch:
                     if self_read.is_read:
                         transaction.read_whole_table()
                     staged = stage_overwrite(transaction, batch, overwrite_schema=self.config.overwrite_schema)
-                operation = overwrite_operation(self.spark, query_id, batch_id)
-                described_operation(self.spark._jvm, operation, names, self.config.user_metadata)
+                operation = overwrite_operation(self.spark, query_id, batch_id, names, self.config.user_metadata)
                 counts = self._counts(staged, staged.counts["num_source_rows"])
                 version, is_settled = self._commit(table, transaction, staged, operation, counts)
                 if is_settled:
@@ -355,6 +356,7 @@ class MicroBatch:
         counts: dict[str, int],
         *,
         skipped: bool = False,
+        locator: str | None = None,
     ) -> MergeResult:
         result = MergeResult(
             target=self.config.target,
@@ -364,6 +366,7 @@ class MicroBatch:
             strategy=plan.strategy.value if plan else None,
             reason=reason,
             skipped=skipped,
+            locator=locator,
             num_commit_attempts=self.attempts,
             conflicts=tuple(self.conflicts),
             phase_ms=self.timer.phases(),
@@ -447,5 +450,6 @@ def _tell(config: SinkConfig, result: MergeResult) -> None:
         return
     try:
         config.on_result(result)
-    except Exception:  # noqa: BLE001 - the listener is the user's code, and the batch is in the table
+    except Exception:
+        # The listener is the user's code, and the batch is in the table.
         logger.exception("%s: on_result raised; the batch is committed all the same", config.target)

@@ -156,7 +156,7 @@ def _measured(
         raise NullKeyError(batch_name, config.keys, row["null_keys"])
     bounds = {}
     for number, pair in enumerate(pairs):
-        values = row[f"values_{number}"] if f"values_{number}" in row else None
+        values = row.asDict().get(f"values_{number}")
         known = frozenset(values) if values is not None and len(values) <= MAX_PARTITION_VALUES else None
         bounds[pair] = (row[f"low_{number}"], row[f"high_{number}"], row[f"nulls_{number}"], known)
     return Source(

@@ -24,6 +24,7 @@ from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig
 from stream_merge.deletion_vectors import VectorCache
 from stream_merge.files import TableFiles
+from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import COUNTERS, delta_name
 from stream_merge.statement import merge_sql, quote
 
@@ -37,6 +38,7 @@ class SinkState:
 
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
+    index: KeyIndex = field(default_factory=KeyIndex)
     _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
     _sessions: dict[str, SparkSession] = field(default_factory=dict)
     _metrics: tuple[str, OperationMetrics] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from stream_merge.clauses import Action, Clause, Expression, When
@@ -134,24 +134,6 @@ def merge_sql(
         # On lines of its own, so that a comment at the end of the text does not swallow what follows.
         return f"(\n{to_sql(expression)}\n)"
 
-    def then(clause: Clause) -> str:
-        names = [to_name(name) for name in clause.assignments]
-        values = [render(value) for value in clause.assignments.values()]
-        match clause.action:
-            case Action.DELETE:
-                return "DELETE"
-            case Action.UPDATE_ALL:
-                return "UPDATE SET *"
-            case Action.INSERT_ALL:
-                return "INSERT *"
-            case Action.UPDATE:
-                pairs = [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
-                itself = f"{untouched_column} = {quote(config.target_alias)}.{untouched_column}"
-                return f"UPDATE SET {', '.join(pairs) or itself}"
-            case Action.INSERT:
-                columns, inserted = ", ".join(names) or untouched_column, ", ".join(values) or "DEFAULT"
-                return f"INSERT ({columns}) VALUES ({inserted})"
-
     evolution = "WITH SCHEMA EVOLUTION " if config.merge_schema else ""
     lines = [
         f"MERGE {evolution}INTO {target} AS {quote(config.target_alias)}",
@@ -161,5 +143,25 @@ def merge_sql(
     # SQL wants the clauses grouped by kind; between kinds their order means nothing.
     for clause in sorted(clauses, key=lambda clause: list(When).index(clause.when)):
         condition = f" AND {render(clause.condition)}" if clause.condition is not None else ""
-        lines.append(f"WHEN {_WHEN[clause.when]}{condition} THEN {then(clause)}")
+        assignments = {to_name(name): render(value) for name, value in clause.assignments.items()}
+        lines.append(
+            f"WHEN {_WHEN[clause.when]}{condition} THEN {_then(config, clause, assignments, untouched_column)}"
+        )
     return "\n".join(lines)
+
+
+def _then(config: SinkConfig, clause: Clause, assignments: Mapping[str, str], untouched_column: str) -> str:
+    match clause.action:
+        case Action.DELETE:
+            return "DELETE"
+        case Action.UPDATE_ALL:
+            return "UPDATE SET *"
+        case Action.INSERT_ALL:
+            return "INSERT *"
+        case Action.UPDATE:
+            pairs = [f"{name} = {value}" for name, value in assignments.items()]
+            itself = f"{untouched_column} = {quote(config.target_alias)}.{untouched_column}"
+            return f"UPDATE SET {', '.join(pairs) or itself}"
+        case Action.INSERT:
+            columns, values = ", ".join(assignments) or untouched_column, ", ".join(assignments.values()) or "DEFAULT"
+            return f"INSERT ({columns}) VALUES ({values})"

@@ -88,7 +88,7 @@ def settle(table: Table, transaction: Transaction, identity: BatchIdentity | Non
             return Outcome(is_applied_elsewhere=True)
     except (BatchIdRegressionError, CommitStateUnknownError):
         raise
-    except Exception as unreadable:
+    except Exception as unreadable:  # noqa: BLE001 - whatever hinders the reading, the state is unknown
         raise CommitStateUnknownError(
             f"{table.name}: the commit failed ({error}), and the log can't be read to see whether it landed ({unreadable}). "
             "Nothing was cleaned up. Restart the query: the batch is skipped if it is in the table."
@@ -98,4 +98,4 @@ def settle(table: Table, transaction: Transaction, identity: BatchIdentity | Non
 
 def back_off(attempt: int) -> None:
     """Wait before another attempt: twice as long each time, jittered, so that writers do not meet again."""
-    time.sleep(min(MAX_BACKOFF_SECONDS, 0.05 * 2**attempt) * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+    time.sleep(min(MAX_BACKOFF_SECONDS, 0.05 * 2**attempt) * random.uniform(0.5, 1.5))

@@ -165,6 +165,11 @@ class ResolvedMerge:
         return tuple(pairs)
 
     @cached_property
+    def num_conjuncts(self) -> int:
+        """Number of conjuncts of the merge condition."""
+        return int(self._command.splitConjunctivePredicates(self._command.condition()).size())
+
+    @cached_property
     def has_equality(self) -> bool:
         """Whether a conjunct equates an expression of the target with one of the source, so that rows can be hashed."""
         command = self._command
@@ -293,12 +298,15 @@ def described_operation(jvm: Any, operation: Any, metric_names: Sequence[str], u
     return operation
 
 
-def overwrite_operation(spark: SparkSession, query_id: str, batch_id: int) -> Any:
+def overwrite_operation(
+    spark: SparkSession, query_id: str, batch_id: int, metric_names: Sequence[str], user_metadata: str | None
+) -> Any:
     """Return Delta's operation for a batch in output mode Complete."""
     jvm: Any = spark._jvm
     complete = jvm.org.apache.spark.sql.streaming.OutputMode.Complete()
     streaming_update = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$StreamingUpdate")
-    return streaming_update(complete, query_id, batch_id, option(jvm, None))
+    operation = streaming_update(complete, query_id, batch_id, option(jvm, None))
+    return described_operation(jvm, operation, metric_names, user_metadata)
 
 
 def frame_plan(frame: DataFrame) -> Any:
@@ -413,6 +421,6 @@ def bitmap(spark: SparkSession, column: Column) -> Column:
     portable = jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArrayFormat.Portable()
     aggregator = jvm.org.apache.spark.sql.catalyst.expressions.aggregation.BitmapAggregator(
         utils.expression(column._jc),
-        portable,  # type: ignore[operator]
+        portable,
     )
     return ClassicColumn(utils.column(aggregator.toAggregateExpression()))

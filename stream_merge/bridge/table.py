@@ -261,7 +261,6 @@ class Transaction:
         operation: Any,
         metrics: Mapping[str, Any],
         *,
-        tags: Any = None,
         is_empty_allowed: bool = True,
     ) -> int | None:
         """Commit everything at once.

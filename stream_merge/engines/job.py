@@ -15,6 +15,7 @@ from stream_merge.bridge.table import CommitActions, Transaction, file_actions
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import VectorCache
 from stream_merge.files import DataFile, TableFiles
+from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import PhaseTimer
 from stream_merge.source import Source
 
@@ -36,6 +37,8 @@ class MergeJob:
         files: The active files of the version that is read.
         candidates: Those of them in which a row can match.
         vectors: Deletion vectors known from earlier batches.
+        index: Keys known from earlier batches.
+        locator: How matches are found, if the user chose.
         check_cardinality: Whether several matches of one target row are an error.
         has_change_feed: Whether the table records its change data feed.
         batch: How messages name the batch.
@@ -49,6 +52,8 @@ class MergeJob:
     files: TableFiles
     candidates: Sequence[DataFile]
     vectors: VectorCache
+    index: KeyIndex
+    locator: str | None
     check_cardinality: bool
     has_change_feed: bool
     batch: str
@@ -76,12 +81,14 @@ class Staged:
     Attributes:
         changes: The file actions.
         counts: Metrics by field name of `MergeResult`.
+        locator: How matches were found.
         reusable: File actions that may go into another attempt's commit unchanged, or None.
     """
 
     changes: CommitActions = field(default_factory=CommitActions)
     counts: dict[str, int] = field(default_factory=dict)
     reusable: Any = None
+    locator: str = "scan"
 
 
 def first_applying(clauses: Sequence[tuple[int, ResolvedClause]]) -> Column:

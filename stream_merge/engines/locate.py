@@ -24,7 +24,7 @@ from stream_merge.files import DataFile
 from stream_merge.statement import quote
 from stream_merge.steps import reached
 
-_HASHED_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp")
+HASHED_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp")
 """Types whose equal values have equal hashes, whatever their representation; not floats (-0.0), not collated strings."""
 
 
@@ -74,7 +74,7 @@ def join_condition(job: MergeJob, target: DataFrame, source: DataFrame) -> Colum
     `coalesce` Spark does not take its equalities for join keys.
     """
     pairs = job.resolved.key_pairs
-    is_hashable = all(pair.type_name in _HASHED_TYPES and not pair.is_null_safe for pair in pairs)
+    is_hashable = all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
     if not is_hashable or not any(pair.type_name == "string" for pair in pairs):
         return job.resolved.condition
     sides = (
@@ -100,11 +100,11 @@ def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> lis
     existing = [n for n, clause in enumerate(job.resolved.clauses) if not clause.clause.is_insert]
     all_change = _every_match_changes(job)
     is_match = F.col(SOURCE_ID).isNotNull()
-    changed = _collected(bitmap(spark, F.when(F.col(ACTION).isNotNull(), F.col(ROW))), with_positions)
+    changed = _collected(bitmap(spark, F.when(F.col(ACTION).isNotNull(), F.col(ROW))), with_positions=with_positions)
     aggregates: list[Column] = [F.count(SOURCE_ID).alias("matches"), changed.alias("changed")]
     if not all_change:
         matched = F.when(is_match, F.col(ROW))
-        aggregates.append(_collected(bitmap(spark, matched), False).alias("matched"))
+        aggregates.append(_collected(bitmap(spark, matched), with_positions=False).alias("matched"))
     aggregates += [F.count(F.when(F.col(ACTION) == n, 1)).alias(f"clause_{n}") for n in existing]
     reached("locating")
     collected = rows.groupBy(FILE).agg(*aggregates).collect()
@@ -140,9 +140,10 @@ def find_matches_among_all(job: MergeJob, rows: DataFrame) -> list[FileMatches] 
     spark = rows.sparkSession
     numbers = [n for n, _ in job.clauses(When.MATCHED)]
     bitmaps = [
-        _collected(bitmap(spark, F.when(F.col(ACTION) == n, F.col(ROW))), True).alias(f"rows_{n}") for n in numbers
+        _collected(bitmap(spark, F.when(F.col(ACTION) == n, F.col(ROW))), with_positions=True).alias(f"rows_{n}")
+        for n in numbers
     ]
-    all_rows = _collected(bitmap(spark, F.col(ROW)), False).alias("matched")
+    all_rows = _collected(bitmap(spark, F.col(ROW)), with_positions=False).alias("matched")
     reached("locating")
     collected = rows.groupBy(FILE).agg(F.count(F.lit(1)).alias("matches"), all_rows, *bitmaps).collect()
     if any(row["matches"] != row["matched"]["cardinality"] for row in collected):
@@ -171,7 +172,7 @@ def find_matches_among_all(job: MergeJob, rows: DataFrame) -> list[FileMatches] 
     return found
 
 
-def _collected(bitmap_column: Column, with_positions: bool) -> Column:
+def _collected(bitmap_column: Column, *, with_positions: bool) -> Column:
     fields = [bitmap_column.getField("cardinality").alias("cardinality")]
     if with_positions:
         fields.append(bitmap_column.getField("bitmap").alias("bitmap"))

@@ -14,6 +14,7 @@ from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import StoredVector, VectorWriter, delete_rows, remove_file
 from stream_merge.engines import change_feed
+from stream_merge.engines.index_locator import find_matches_by_index, is_indexable, is_worthwhile
 from stream_merge.engines.job import (
     ACTION,
     MergeJob,
@@ -60,7 +61,7 @@ def _stage_independent(job: MergeJob) -> Staged:
     writing = None if reusable is not None else _Writing(job, _independent_rows(job))
     try:
         with job.timer.phase("locate"), job_description(job.source.rows.sparkSession, f"{job.batch}: locate"):
-            found = _located(job) if job.candidates else []
+            found, locator = _located(job)
     except BaseException:
         if writing is not None:
             writing.abandon()
@@ -77,18 +78,27 @@ def _stage_independent(job: MergeJob) -> Staged:
         staged.counts["num_target_rows_inserted"] = total - updated
         staged.changes.new_files.append(reusable)
         staged.reusable = reusable
+        staged.locator = locator
     return staged
 
 
-def _located(job: MergeJob) -> list[FileMatches]:
+def _located(job: MergeJob) -> tuple[list[FileMatches], str]:
+    """Return the matches, and how they were found."""
+    if not job.candidates:
+        return [], "scan"
+    is_wanted = is_worthwhile(job) if job.locator is None else job.locator == "index"
+    if is_wanted and is_indexable(job):
+        by_index = find_matches_by_index(job)
+        if by_index is not None:
+            return by_index, "index"
     undeleted = [{name: value for name, value in f.add.items() if name != "deletionVector"} for f in job.candidates]
     everything = job.resolved.target(job.transaction, undeleted, with_rows=True)
     found = find_matches_among_all(job, joined_rows(job, everything).select(FILE, ROW, ACTION))
     if found is not None:
-        return found
+        return found, "scan"
     target = _target(job, job.candidates)
     rows = joined_rows(job, target).select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target))
-    return find_matches(job, rows, with_positions=True)
+    return find_matches(job, rows, with_positions=True), "scan"
 
 
 def _independent_rows(job: MergeJob) -> DataFrame:
@@ -227,7 +237,7 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
             vectors["removed"] += bool(descriptor)
             continue
         rows.run_optimize()
-        added, removed = delete_rows(file.add, rows, writer.add(rows), now_ms=moment)
+        added, removed = delete_rows(file.add, writer.add(rows), now_ms=moment)
         staged.changes.adds.append(added)
         staged.changes.removes.append(removed)
         vectors["updated" if descriptor else "added"] += 1

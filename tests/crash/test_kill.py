@@ -32,7 +32,7 @@ LANDED = ("after_commit", BEFORE_CHECKPOINT_COMMIT)
 
 def make_batches(number: int) -> list[list[tuple[int, int]]]:
     """Return batches that change old rows and bring new ones, with values that tell the batches apart."""
-    return [[(0, 2**batch_id), (batch_id, 1), (100 + batch_id, batch_id)] for batch_id in range(number)]
+    return [[(0, 2**batch_id), (batch_id + 1, 1), (100 + batch_id, batch_id)] for batch_id in range(number)]
 
 
 def upserted(*batches: Batch) -> list[tuple[int, int]]:

@@ -58,7 +58,7 @@ def test_good_options_have_no_fault(options):
             {"keys": "id", "strategy": "fast"},
             "strategy='fast' is not one of insert_only, merge_on_read, copy_on_write, overwrite",
         ),
-        ({"keys": "id", "locator": "guess"}, "locator='guess' is not one of scan"),
+        ({"keys": "id", "locator": "guess"}, "locator='guess' is not one of scan, index"),
         ({"keys": "id", "source_alias": "the source"}, "source_alias='the source' is not a plain identifier"),
         ({"keys": "id", "target_alias": ""}, "target_alias='' is not a plain identifier"),
         ({"keys": "id", "source_alias": "T", "target_alias": "t"}, "source_alias and target_alias are both 'T'"),

@@ -1,0 +1,143 @@
+"""Look the batch's keys up in the index instead of in the files; only files the index has not seen are read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.statement import FILE, ROW
+from stream_merge.clauses import When
+from stream_merge.deletion_vectors import StoredVector
+from stream_merge.engines.job import ACTION, MAX_BROADCAST_ROWS, MergeJob, first_applying
+from stream_merge.engines.locate import HASHED_TYPES, FileMatches
+from stream_merge.files import DataFile
+from stream_merge.key_index import MAX_ROWS
+from stream_merge.statement import quote
+from stream_merge.steps import reached
+
+MIN_CANDIDATE_ROWS = 200_000
+"""Where fewer rows can match, reading them is cheaper than to keep an index."""
+
+
+def is_indexable(job: MergeJob) -> bool:
+    """Whether the index can answer: the merge condition is equality of columns whose hashes are comparable."""
+    pairs = job.resolved.key_pairs
+    return (
+        bool(pairs)
+        and len(pairs) == job.resolved.num_conjuncts
+        and all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
+        and job.source.num_rows <= MAX_BROADCAST_ROWS
+        and sum(file.num_physical_rows or MAX_ROWS for file in job.files.all()) <= MAX_ROWS
+    )
+
+
+def is_worthwhile(job: MergeJob) -> bool:
+    """Whether the files that skipping leaves are too many to be read for each batch."""
+    return sum(file.num_physical_rows or 0 for file in job.candidates) >= MIN_CANDIDATE_ROWS
+
+
+def find_matches_by_index(job: MergeJob) -> list[FileMatches] | None:
+    """Do what `find_matches_among_all` does, by the index.
+
+    Returns:
+        None when rows match several times, where it takes a join to tell the keys, or when files can't be told apart.
+    """
+    index = job.index
+    files = {file.path: file for file in job.files.all()}
+    index.reset((job.transaction.metadata["id"], job.resolved.key_pairs))
+    index.retain(files.keys())
+    reached("locating")
+    if not _add_files(job, [file for path, file in files.items() if not index.has(path)]):
+        return None
+    batch = _hashes_of_batch(job)
+    probes, numbers, rows = index.look_up(_unsigned(batch["high"]), _unsigned(batch["low"]))
+    actions = np.asarray(batch["action"])[probes]
+    paths = index.paths()
+    found = []
+    for number in np.unique(numbers):
+        if int(number) in paths:
+            in_file = numbers == number
+            matches = _matches_in_file(job, files[paths[int(number)]], rows[in_file], actions[in_file])
+            if matches is None:
+                return None
+            if matches.num_changed_rows:
+                found.append(matches)
+    return found
+
+
+def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches | None:
+    descriptor = file.add.get("deletionVector")
+    deleted = (
+        job.vectors.load(StoredVector.of(descriptor), job.transaction.table.read_range) if descriptor else BitMap64()
+    )
+    by_clause = {
+        number: BitMap64(rows[actions == number].astype(np.uint64)) - deleted for number, _ in job.clauses(When.MATCHED)
+    }
+    # Counted over all matches, whether a clause applies or not, as the cardinality check wants it.
+    live = [row for row in rows.tolist() if row not in deleted] if deleted else rows.tolist()
+    if len(set(live)) != len(live):
+        return None
+    changed = BitMap64().union(*by_clause.values())
+    return FileMatches(
+        file=file,
+        num_matches=len(live),
+        num_matched_rows=len(live),
+        num_changed_rows=len(changed),
+        changed_rows=changed,
+        num_by_clause={number: len(positions) for number, positions in by_clause.items()},
+    )
+
+
+def _hash_columns(frame: DataFrame, names: Sequence[str]) -> tuple[Column, Column]:
+    """Return two hashes of the key columns that have nothing to do with each other."""
+    columns = [frame[quote(name)] for name in names]
+    return F.xxhash64(*columns), F.xxhash64(F.lit(1), *columns)
+
+
+def _has_key(frame: DataFrame, names: Sequence[str]) -> Column:
+    has_key = F.lit(True)
+    for name in names:
+        has_key = has_key & frame[quote(name)].isNotNull()
+    return has_key
+
+
+def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
+    if not unknown:
+        return True
+    root = job.transaction.table.root.rstrip("/")
+    by_checksum = {zlib.crc32(f"{root}/{file.path}".encode()): file.path for file in unknown}
+    if len(by_checksum) != len(unknown):
+        return False
+    names = [pair.target for pair in job.resolved.key_pairs]
+    adds = [{name: value for name, value in file.add.items() if name != "deletionVector"} for file in unknown]
+    target = job.resolved.target(job.transaction, adds, with_rows=True)
+    high, low = _hash_columns(target, names)
+    entries = target.where(_has_key(target, names)).select(
+        F.crc32(F.col(FILE)).alias("file"), F.col(ROW).alias("row"), high.alias("high"), low.alias("low")
+    )
+    table = entries.toArrow()
+    checksums = table["file"].to_numpy()
+    if not set(np.unique(checksums).tolist()) <= by_checksum.keys():
+        return False
+    high_values, low_values = _unsigned(table["high"]), _unsigned(table["low"])
+    job.index.add(by_checksum, checksums, table["row"].to_numpy(), high_values, low_values)
+    return True
+
+
+def _hashes_of_batch(job: MergeJob) -> Any:
+    names = [pair.source for pair in job.resolved.key_pairs]
+    source = job.bound_source
+    high, low = _hash_columns(source, names)
+    action = F.coalesce(first_applying(job.clauses(When.MATCHED)), F.lit(-1)).cast("int")
+    rows = source.where(_has_key(source, names)).select(high.alias("high"), low.alias("low"), action.alias(ACTION))
+    return rows.withColumnRenamed(ACTION, "action").toArrow()
+
+
+def _unsigned(column: Any) -> Any:
+    return column.to_numpy().view(np.uint64)

@@ -1,0 +1,156 @@
+"""Where each key is: a cache on the driver, so that a batch is looked up without reading the table.
+
+Keys are kept as 128-bit hashes with file and position, 24 bytes a row, sorted, in a few segments like a log-structured
+merge tree's. Rows that a deletion vector marks stay in until their file goes: whoever looks up subtracts the vector. Two keys
+of one hash would be taken for one; among a billion keys the chance of that is below 10^-20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_ROWS = 5_000_000
+"""Rows of the active files, deleted ones included, beyond which no index is kept (120 MB)."""
+
+MAX_SEGMENTS = 12
+
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Entries in the order of `high`.
+
+    Attributes:
+        high: First half of each hash.
+        low: Second half.
+        files: Number of the file of each entry.
+        rows: Position in the file.
+    """
+
+    high: Hashes
+    low: Hashes
+    files: NDArray[np.int32]
+    rows: NDArray[np.uint32]
+
+    @classmethod
+    def sorted_from(cls, high: Hashes, low: Hashes, files: NDArray[np.int32], rows: NDArray[np.uint32]) -> Segment:
+        """Return a segment of entries in any order."""
+        order = np.argsort(high, kind="stable")
+        return cls(high[order], low[order], files[order], rows[order])
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+
+@dataclass(slots=True)
+class KeyIndex:
+    """The keys of some files of one table.
+
+    Attributes:
+        fingerprint: What the hashes are made of: the table and the key columns.
+    """
+
+    fingerprint: tuple[object, ...] = ()
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _next_number: int = 0
+    _segments: list[Segment] = field(default_factory=list)
+
+    def reset(self, fingerprint: tuple[object, ...]) -> None:
+        """Forget everything if the hashes would be made of something else."""
+        if fingerprint != self.fingerprint:
+            self.fingerprint = fingerprint
+            self._numbers.clear()
+            self._segments.clear()
+
+    def __len__(self) -> int:
+        return sum(len(segment) for segment in self._segments)
+
+    def has(self, path: str) -> bool:
+        """Whether the keys of a file are known."""
+        return path in self._numbers
+
+    def paths(self) -> Mapping[int, str]:
+        """Return the path of each file by its number."""
+        return {number: path for path, number in self._numbers.items()}
+
+    def retain(self, active: Collection[str]) -> None:
+        """Forget the files that are no longer active; their entries go when segments are merged."""
+        for path in [path for path in self._numbers if path not in active]:
+            del self._numbers[path]
+
+    def add(
+        self,
+        path_numbers: Mapping[int, str],
+        files: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        high: Hashes,
+        low: Hashes,
+    ) -> None:
+        """Add the keys of files.
+
+        Args:
+            path_numbers: The files: a number of the caller's to the path. Files without an entry are known from now on, too.
+            files: The caller's number of each entry's file.
+            rows: Position of each entry.
+            high: First half of each hash.
+            low: Second half.
+        """
+        own = {}
+        for number, path in path_numbers.items():
+            own[number] = self._numbers[path] = self._next_number
+            self._next_number += 1
+        if not len(files):
+            return
+        theirs, inverse = np.unique(files, return_inverse=True)
+        numbers = np.array([own[int(number)] for number in theirs], dtype=np.int32)[inverse]
+        self._segments.append(Segment.sorted_from(high, low, numbers, rows.astype(np.uint32)))
+        if len(self._segments) > MAX_SEGMENTS:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Merge the segments that are not much larger than those after them, dropping entries of forgotten files."""
+        self._segments.sort(key=len, reverse=True)
+        keep = 0
+        while keep < len(self._segments) - 1 and len(self._segments[keep]) > 4 * sum(
+            map(len, self._segments[keep + 1 :])
+        ):
+            keep += 1
+        merged = self._segments[keep:]
+        alive = np.array(sorted(self._numbers.values()), dtype=np.int32)
+        masks = [np.isin(segment.files, alive) for segment in merged]
+        self._segments[keep:] = [
+            Segment.sorted_from(
+                np.concatenate([s.high[m] for s, m in zip(merged, masks, strict=True)]),
+                np.concatenate([s.low[m] for s, m in zip(merged, masks, strict=True)]),
+                np.concatenate([s.files[m] for s, m in zip(merged, masks, strict=True)]),
+                np.concatenate([s.rows[m] for s, m in zip(merged, masks, strict=True)]),
+            )
+        ]
+
+    def look_up(self, high: Hashes, low: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.uint32]]:
+        """Return the entries that have one of some hashes.
+
+        Returns:
+            For each entry found: the position of the hash among those given, the number of the file, the row in the file.
+            Entries of forgotten files are among them; their numbers are not in `paths`.
+        """
+        probes, files, rows = [], [], []
+        for segment in self._segments:
+            first = np.searchsorted(segment.high, high, side="left")
+            counts = np.searchsorted(segment.high, high, side="right") - first
+            probe = np.repeat(np.arange(len(high)), counts)
+            # Entry numbers: each run counts on from where its hash begins.
+            offsets = np.arange(len(probe)) - np.repeat(np.cumsum(counts) - counts, counts)
+            entry = np.repeat(first, counts) + offsets
+            is_same = segment.low[entry] == low[probe]
+            probes.append(probe[is_same])
+            files.append(segment.files[entry[is_same]])
+            rows.append(segment.rows[entry[is_same]])
+        if not probes:
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint32)
+        return np.concatenate(probes), np.concatenate(files), np.concatenate(rows)

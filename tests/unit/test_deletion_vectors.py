@@ -1,0 +1,109 @@
+"""Deletion vectors in the format of the Delta protocol."""
+
+import json
+import struct
+import uuid
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+
+from stream_merge.deletion_vectors import (
+    MAX_INLINE_BYTES,
+    StoredVector,
+    VectorCache,
+    VectorWriter,
+    delete_rows,
+    deserialize,
+    remove_file,
+    serialize,
+    z85_decode,
+    z85_encode,
+)
+
+
+def test_z85_is_that_of_the_rfc():
+    # The test vector of ZeroMQ RFC 32.
+    assert z85_encode(bytes([0x86, 0x4F, 0xD2, 0x6F, 0xB5, 0x59, 0xF7, 0x5B])) == "HelloWorld"
+    assert z85_decode("HelloWorld") == bytes([0x86, 0x4F, 0xD2, 0x6F, 0xB5, 0x59, 0xF7, 0x5B])
+
+
+@given(st.binary(max_size=64).filter(lambda data: len(data) % 4 == 0))
+def test_z85_comes_back(data):
+    assert z85_decode(z85_encode(data)) == data
+
+
+def test_the_protocols_example_of_an_inline_vector():
+    # PROTOCOL.md, "Deletion Vectors", example of JSON encoding: rows 3, 4, 7, 11, 18, 29.
+    data = z85_decode("wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L")[:40]
+    assert list(deserialize(data)) == [3, 4, 7, 11, 18, 29]
+
+
+def test_the_protocols_example_of_a_path():
+    relative = StoredVector("u", "ab^-aqEH.-t@S}K{vb[*k^", 36, 2, 4)
+    assert relative.path() == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="unknown deletion vector format 01020304"):
+        deserialize(b"\x01\x02\x03\x04" + serialize(BitMap64([1]))[4:])
+
+
+def test_small_vectors_are_inline_and_large_ones_share_a_file():
+    cache, files = VectorCache(), {}
+    writer = VectorWriter(cache, prefix="xy")
+    small, large, larger = BitMap64([1, 2**33]), BitMap64(range(0, 9000, 7)), BitMap64(range(0, 90000, 11))
+    vectors = [writer.add(rows) for rows in (small, large, larger)]
+    path, content = writer.file()
+    files[path] = content
+    assert [vector.storage_type for vector in vectors] == ["i", "u", "u"]
+    assert vectors[0].size_in_bytes <= MAX_INLINE_BYTES < vectors[1].size_in_bytes
+    assert {vector.path() for vector in vectors[1:]} == {path}
+    assert path.startswith("xy/deletion_vector_")
+    assert uuid.UUID(path.removeprefix("xy/deletion_vector_").removesuffix(".bin"))
+    for vector in vectors[1:]:
+        data = content[vector.offset + 4 : vector.offset + 4 + vector.size_in_bytes]
+        assert struct.unpack(">I", content[vector.offset : vector.offset + 4]) == (len(data),)
+        end = vector.offset + 4 + len(data)
+        assert struct.unpack(">I", content[end : end + 4]) == (zlib.crc32(data),)
+
+    def read_range(name, offset, length):
+        return files[name][offset : offset + length]
+
+    for vector, rows in zip(vectors, (small, large, larger), strict=True):
+        again = StoredVector.of(json.loads(json.dumps(vector.to_descriptor())))
+        assert again == vector
+        assert again.cardinality == len(rows)
+        assert VectorCache().load(again, read_range) == rows
+        assert cache.load(again, lambda *_: pytest.fail("a vector that was just written is read")) == rows
+
+
+def test_no_file_without_a_large_vector():
+    writer = VectorWriter(VectorCache())
+    writer.add(BitMap64([5]))
+    assert writer.file() is None
+
+
+def test_delete_rows_keeps_the_file_and_widens_its_bounds():
+    add = {
+        "path": "a.parquet",
+        "partitionValues": {"p": "1"},
+        "size": 10,
+        "modificationTime": 5,
+        "dataChange": False,
+        "stats": '{"numRecords":3,"minValues":{"k":1},"tightBounds":true}',
+        "baseRowId": 7,
+        "deletionVector": StoredVector("i", "old", 4, 1).to_descriptor(),
+    }
+    vector = StoredVector("i", "new", 8, 2)
+    added, removed = delete_rows(add, vector, now_ms=99)
+    assert added["deletionVector"] == vector.to_descriptor()
+    assert json.loads(added["stats"]) == {"numRecords": 3, "minValues": {"k": 1}, "tightBounds": False}
+    assert added["dataChange"] is True
+    assert added["baseRowId"] == 7
+    assert removed == remove_file(add, now_ms=99)
+    assert removed["deletionVector"]["pathOrInlineDv"] == "old"
+    assert (removed["deletionTimestamp"], removed["dataChange"], removed["extendedFileMetadata"]) == (99, True, True)
+    assert "modificationTime" not in removed

@@ -1,0 +1,120 @@
+"""The list of active files, and which of them a batch can match."""
+
+import json
+from datetime import date, datetime, timezone
+from decimal import Decimal
+
+import pytest
+
+from stream_merge import files
+from stream_merge.files import DataFile, KeyRange, TableFiles
+
+
+def add_file(path, *, low=None, high=None, nulls=0, rows=10, **others):
+    stats = {"numRecords": rows, "nullCount": {"k": nulls}}
+    if low is not None:
+        stats |= {"minValues": {"k": low}, "maxValues": {"k": high}}
+    return {"path": path, "size": 100, "partitionValues": {}, "stats": json.dumps(stats), **others}
+
+
+def key_range(low, high, type_name="bigint", **others):
+    return KeyRange(physical_path="k", type_name=type_name, low=low, high=high, **others)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "low", "high", "batch_low", "batch_high", "may_match"),
+    [
+        ("bigint", 5, 9, 9, 20, True),
+        ("bigint", 5, 9, 10, 20, False),
+        ("bigint", 5, 9, 1, 4, False),
+        ("string", "a", "b\U0010ffff", "b", "c", True),
+        ("string", "a", "b", "bb", "c", False),
+        ("date", "2024-01-01", "2024-01-31", date(2024, 1, 31), date(2024, 3, 1), True),
+        ("date", "2024-01-01", "2024-01-31", date(2024, 2, 1), date(2024, 3, 1), False),
+        ("decimal(5,2)", 1.25, 2.5, Decimal("2.50"), Decimal("9.00"), True),
+        ("decimal(5,2)", 1.25, 2.5, Decimal("2.51"), Decimal("9.00"), False),
+    ],
+)
+def test_bounds_decide(type_name, low, high, batch_low, batch_high, may_match):
+    file = DataFile(add_file("f", low=low, high=high))
+    assert key_range(batch_low, batch_high, type_name).may_match(file) is may_match
+
+
+def test_timestamps_in_statistics_are_cut_to_milliseconds():
+    file = DataFile(add_file("f", low="2024-01-01T00:00:00.000Z", high="2024-01-01T00:00:00.123Z"))
+    inside = datetime(2024, 1, 1, 0, 0, 0, 123999, tzinfo=timezone.utc)
+    after = datetime(2024, 1, 1, 0, 0, 0, 124001, tzinfo=timezone.utc)
+    assert key_range(inside, inside, "timestamp").may_match(file)
+    assert not key_range(after, after, "timestamp").may_match(file)
+
+
+def test_without_bounds_a_file_is_kept_unless_it_holds_nulls_alone():
+    assert key_range(1, 2).may_match(DataFile(add_file("f")))
+    assert key_range(1, 2).may_match(DataFile({"path": "f", "size": 1}))
+    assert not key_range(1, 2).may_match(DataFile(add_file("f", nulls=10, rows=10)))
+
+
+def test_nulls_match_nulls_only_where_the_condition_says_so():
+    with_nulls, without = DataFile(add_file("f", low=5, high=9, nulls=1)), DataFile(add_file("f", low=5, high=9))
+    only_nulls = key_range(None, None, has_null=True)
+    assert only_nulls.may_match(with_nulls)
+    assert not only_nulls.may_match(without)
+    assert not key_range(None, None).may_match(with_nulls)
+
+
+def test_partition_values_are_compared_one_by_one():
+    def in_partition(value):
+        return DataFile({"path": "f", "size": 1, "partitionValues": {"k": value}})
+
+    values = key_range(1, 9, values=frozenset({1, 9}))
+    assert values.may_match(in_partition("9"))
+    assert not values.may_match(in_partition("5"))
+    assert key_range(1, 9).may_match(in_partition("5"))
+    assert not values.may_match(in_partition(None))
+    assert key_range(1, 9, has_null=True).may_match(in_partition(None))
+    assert values.may_match(in_partition("no number")), "what can't be told is kept"
+
+
+def advance(table_files, version, commits, *, table_id="t", load=None):
+    def read_commit(number):
+        if number not in commits:
+            raise FileNotFoundError
+        return commits[number]
+
+    table_files.advance(table_id, version, read_commit=read_commit, load=load or (lambda: pytest.fail("loaded")))
+
+
+def test_the_list_follows_the_commits():
+    table_files = TableFiles()
+    advance(table_files, 3, {}, load=lambda: [add_file("a"), add_file("b")])
+    new_vector = {"storageType": "i", "cardinality": 2}
+    commits = {
+        4: [{"commitInfo": {}}, {"add": add_file("c")}, {"remove": {"path": "a"}}],
+        5: [{"add": add_file("b", deletionVector=new_vector)}, {"remove": {"path": "b"}}],
+    }
+    advance(table_files, 5, commits)
+    assert {f.path: f.num_rows for f in table_files.all()} == {"b": 8, "c": 10}
+    advance(table_files, 5, {})
+
+
+@pytest.mark.parametrize("how", ["gone", "too many", "other table", "older version"])
+def test_the_list_is_taken_anew_where_the_commits_do_not_lead(how):
+    table_files = TableFiles()
+    advance(table_files, 3, {}, load=lambda: [add_file("a")])
+    version = {"too many": 4 + files.MAX_REPLAYED_COMMITS, "older version": 2}.get(how, 5)
+    table_id = "other" if how == "other table" else "t"
+    advance(table_files, version, {4: [{"add": add_file("x")}]}, table_id=table_id, load=lambda: [add_file("z")])
+    assert [f.path for f in table_files.all()] == ["z"]
+    assert table_files.version == version
+
+
+@pytest.mark.parametrize("root", ["file:/data/t", "file:///data/t"])
+@pytest.mark.parametrize("uri", ["file:/data/t/p=1/a%20b.parquet", "file:///data/t/p=1/a%20b.parquet"])
+def test_a_file_is_found_by_the_uri_that_spark_gives_it(root, uri):
+    table_files = TableFiles()
+    cloned = "s3://bucket/old/c.parquet"
+    advance(table_files, 0, {}, load=lambda: [add_file("p=1/a%20b.parquet"), add_file(cloned)])
+    assert table_files.find(uri, root).path == "p=1/a%20b.parquet"
+    assert table_files.find(cloned, root).path == cloned
+    with pytest.raises(KeyError):
+        table_files.find("file:/data/t/other.parquet", root)
