@@ -13,7 +13,7 @@ from pathlib import Path
 from stream_merge.java import find_java_fault
 
 DATA = Path(__file__).parent / "data"
-NUM_MICRO_BATCHES = 24
+NUM_MICRO_BATCHES = 20
 MAX_ROWS_SHOWN = 3
 
 

@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from demo.replay import Replay
 from demo.shop import OLD_KEY, RECORD_SCHEMA, TABLES, UNAVAILABLE, CapturedTable, decode_changes
+from demo.toast import carry_values, follow_key_moves
 from stream_merge import MergeResult, MergeSink, merge_sink
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-KEY_MOVES = 2
-"""How often a row may change its key within one micro-batch: two rows swap their keys by way of a third."""
 
 
 def create_tables(spark: SparkSession, root: Path) -> None:
@@ -69,7 +67,7 @@ def start_query(
     """
 
     def merge_changes(records: DataFrame, batch_id: int) -> None:
-        records.persist()
+        cached = [records.persist()]
         try:
             num_changes = {}
             for table, summary in _summarize(records):
@@ -80,12 +78,14 @@ def start_query(
                 if summary["has_unavailable"]:
                     changes = carry_values(changes, table)
                 if summary["has_unavailable_in_move"]:
+                    cached.append(changes.persist())
                     changes = follow_key_moves(changes, target, table)
                 sinks[table.name](changes, batch_id)
                 num_changes[table.name] = summary["num_changes"]
             on_micro_batch(batch_id, num_changes)
         finally:
-            records.unpersist()
+            for frame in cached:
+                frame.unpersist()
 
     records = spark.readStream.schema(RECORD_SCHEMA).option("maxFilesPerTrigger", 1).json(str(replay.directory))
     return (
@@ -122,64 +122,3 @@ def replace_truncate_by_deletes(changes: DataFrame, target: DataFrame, table: Ca
     deletes = target.select(*table.keys).crossJoin(truncate)
     deletes = deletes.withColumnRenamed("truncate_lsn", "lsn").withColumn("op", F.lit("d"))
     return survivors.unionByName(deletes, allowMissingColumns=True)
-
-
-def carry_values(changes: DataFrame, table: CapturedTable) -> DataFrame:
-    """Return the changes with values in place of placeholders where an earlier change of the row in this micro-batch has them.
-
-    A delete is given the row's values too. A create begins the row anew; `life` counts them.
-    """
-    of_key = Window.partitionBy(*table.keys).orderBy("lsn")
-    of_row = Window.partitionBy(*table.keys, "life").orderBy("lsn")
-    carried = {}
-    for name, placeholder in table.placeholders.items():
-        # A known value is wrapped, so that a NULL that was sent differs from a value that was not.
-        known = F.expr(f"IF({name} <=> {placeholder}, NULL, struct({name} AS value))")
-        last = F.last(known, ignorenulls=True).over(of_row)
-        carried[name] = F.when(last.isNull(), F.expr(placeholder)).otherwise(last["value"])
-    return changes.withColumn("life", F.count_if(F.col("op") == "c").over(of_key)).withColumns(carried)
-
-
-def follow_key_moves(changes: DataFrame, target: DataFrame, table: CapturedTable) -> DataFrame:
-    """Return the changes with the values of rows that got another key, which are under the old one.
-
-    To Debezium a move is a delete and a create of one lsn. Moves of rows with large values are few, so the driver follows
-    them, through several where a row moves twice. Where the old row is gone from the table, the move was delivered again:
-    the placeholder stays, and the row there is newer, or its delete is delivered again as well.
-    """
-    names = list(table.placeholders)
-    key = F.struct(*table.keys)
-    is_unknown = {name: F.expr(f"{name} <=> {placeholder}") for name, placeholder in table.placeholders.items()}
-    is_incomplete = reduce(Column.__or__, is_unknown.values())
-    creates = changes.where(F.col("old_key").isNotNull() & is_incomplete).select(key.alias("key"), "old_key", "lsn")
-    flags = [is_unknown[name].alias(f"no_{name}") for name in names]
-    departures = changes.where("op = 'd'").select(key.alias("old_key"), "lsn", "life", *names, *flags)
-    moves = creates.join(departures, ["old_key", "lsn"]).dropDuplicates(["key", "lsn"]).sort("lsn").collect()
-
-    old_keys = changes.sparkSession.createDataFrame(
-        [move.old_key for move in moves], target.select(*table.keys).schema
-    )
-    old_rows = target.join(F.broadcast(old_keys.distinct()), list(table.keys)).select(key.alias("key"), "lsn", *names)
-    in_target = {row.key: row for row in old_rows.collect()}
-    moved: dict[Row, dict[str, Any]] = {}
-    for move in moves:
-        old_row = in_target.get(move.old_key)
-        # A row that came by a move itself has its values there; an older one of its key in the table is another row.
-        earlier = moved.get(move.old_key, {}) if move.life else {}
-        if not move.life and old_row is not None and old_row.lsn < move.lsn:
-            earlier = old_row.asDict()
-        moved[move.key] = {name: earlier.get(name, move[name]) if move[f"no_{name}"] else move[name] for name in names}
-        moved[move.key]["moved_lsn"] = move.lsn
-
-    moved_columns = target.select(*table.keys, *(F.col(name).alias(f"moved_{name}") for name in names), "lsn").schema
-    rows = changes.sparkSession.createDataFrame(
-        [(*moved_key, *values.values()) for moved_key, values in moved.items()], moved_columns
-    )
-    joined = changes.join(F.broadcast(rows), [*table.keys, "lsn"], how="left")
-    return carry_values(_fill(joined, table, source="moved"), table)
-
-
-def _fill(changes: DataFrame, table: CapturedTable, *, source: str) -> DataFrame:
-    return changes
-
-

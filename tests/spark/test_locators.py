@@ -26,7 +26,6 @@ def test_each_batch_is_what_a_dictionary_makes_of_it(spark, create_table, locato
     rng = random.Random(5)
     for number in range(5):
         batch = [(as_key(k), number * 1000 + k, rng.choice("uuud")) for k in rng.sample(range(260), 40)]
-        # A key that is null matches nothing; here it is a delete, which then does nothing.
         result = sink.merge(spark.createDataFrame(batch, f"k {key_type}, v bigint, op string"))
         matched = {key for key, _, _ in batch if key in expected}
         deleted = {key for key, _, op in batch if op == "d"}
@@ -54,7 +53,7 @@ def test_two_changes_of_one_row_are_refused_and_of_a_deleted_row_are_not(spark, 
     sink = merge_sink(path, keys="k", delete_when="v < 0", locator=locator)
     schema = "k bigint, v bigint"
     sink.merge(spark.createDataFrame([(2, -1)], schema))
-    with pytest.raises(AmbiguousMatchError, match="1 target row.*k=3"):
+    with pytest.raises(AmbiguousMatchError, match=r"1 target row.*k=3"):
         sink.merge(spark.createDataFrame([(3, 5), (3, 6), (4, 7)], schema))
     # Key 2 is in a file still, but marked: both rows are new, as they are for Delta's MERGE.
     sink.merge(spark.createDataFrame([(2, 8), (2, 9)], schema))
