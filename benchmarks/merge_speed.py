@@ -28,7 +28,7 @@ from benchmarks.workloads import WORKLOADS
 
 HEADER = (
     "| workload | rows | session | append ms | MERGE ms | stream_merge ms | : append | : MERGE | CPU : MERGE "
-    "| jobs | JVM calls | touched files | calls per further file | phases, ms | load |"
+    "| jobs | JVM calls | touched files | calls per further file | locator | phases, ms | load |"
 )
 
 
@@ -110,6 +110,7 @@ def _format_row(measured: dict[str, Any]) -> str:
         _format_median(calls),
         _format_median(touched),
         _format_slope(touched, calls),
+        ", ".join(dict.fromkeys(str(result["locator"]) for result in results)) or "-",
         _format_phases(results),
         "{:.1f}-{:.1f}".format(*measured["load"]),
     ]

@@ -86,7 +86,10 @@ WORKLOADS = {
     ),
     "recent": Workload(title="recent keys, deletion vectors", has_string_keys=False, has_deletion_vectors=True),
     "recent_5x": Workload(
-        title="recent keys, deletion vectors", has_string_keys=False, has_deletion_vectors=True, size_factor=5
+        title="recent keys, deletion vectors, 5 times the rows",
+        has_string_keys=False,
+        has_deletion_vectors=True,
+        size_factor=5,
     ),
     "general_vectors": Workload(
         title="general clauses, deletion vectors",

@@ -89,7 +89,7 @@ class SinkState:
             to_source_sql=lambda expression: qualified_sql(spark, expression, config.source_alias),
             to_name=lambda name: quote(*column_name_parts(spark, name)),
         )
-        resolved = analyse(spark, statement, config.source_alias, batch, clauses)
+        resolved = analyse(spark, statement, config.source_alias, batch, clauses, may_evolve_schema=config.merge_schema)
         if not is_time_dependent(statement + transaction.metadata["schemaString"]):
             self._resolved[key] = resolved
             while len(self._resolved) > MAX_RESOLVED:

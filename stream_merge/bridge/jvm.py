@@ -188,7 +188,8 @@ def translate(error: BaseException) -> StreamMergeError:
     for name in found:
         for kind, pattern in _CONDITIONS:
             if re.fullmatch(pattern, name):
-                text = next((m for m in messages if name in m), messages[0])
+                named = [message for message in messages if name in message]
+                text = next((m for m in named if "INTERNAL_ERROR" not in m), (named or messages)[0])
                 return kind(text, condition=name)
     named = [name for name in found if name != "INTERNAL_ERROR"]
     return MergeExecutionError(messages[-1] if messages else str(error), condition=named[0] if named else None)

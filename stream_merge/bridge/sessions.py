@@ -105,28 +105,30 @@ def running_query(spark: SparkSession) -> RunningQuery | None:
 
 
 def _execution_of_thread(spark: SparkSession) -> Any:
-    """Return the StreamExecution whose thread this is: its thread class is an inner one, so it knows its owner.
+    """Return the StreamExecution whose thread this is, or None."""
+    return _owner(spark._jvm.java.lang.Thread.currentThread())  # type: ignore[union-attr]
 
-    Spark's registry of queries does not help: the frame's session is a clone that the registry has never heard of.
+
+def _execution_of_session(spark: SparkSession) -> Any:
+    """Return the running query that made this session, for a sink that is called in a thread of the user's own.
+
+    The registries of queries do not help: each session has its own, and the frame's session is a clone that none knows.
     """
-    thread = spark._jvm.java.lang.Thread.currentThread()  # type: ignore[union-attr]
+    threads = spark._jvm.java.lang.Thread.getAllStackTraces().keySet()  # type: ignore[union-attr]
+    for thread in threads:
+        execution = _owner(thread)
+        if execution is not None and execution.sparkSessionForStream().equals(spark._jsparkSession):
+            return execution
+    return None
+
+
+def _owner(thread: Any) -> Any:
+    """Return the StreamExecution of a query's thread: its class is an inner one, so the thread knows its owner."""
     if "StreamExecution" not in str(thread.getClass().getName()):
         return None
     owner = thread.getClass().getDeclaredField("$outer")
     owner.setAccessible(True)
     return owner.get(thread)
-
-
-def _execution_of_session(spark: SparkSession) -> Any:
-    """Return the active query that made this session, for a sink that is called in a thread of the user's own."""
-    root = SparkSession._instantiatedSession
-    if root is None:
-        return None
-    for query in root._jsparkSession.streams().active():
-        execution = query.streamingQuery()
-        if execution.sparkSessionForStream().equals(spark._jsparkSession):
-            return execution
-    return None
 
 
 def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:

@@ -315,7 +315,13 @@ def frame_plan(frame: DataFrame) -> Any:
 
 
 def analyse(
-    spark: SparkSession, statement: str, source_alias: str, batch: DataFrame, clauses: Sequence[Clause]
+    spark: SparkSession,
+    statement: str,
+    source_alias: str,
+    batch: DataFrame,
+    clauses: Sequence[Clause],
+    *,
+    may_evolve_schema: bool,
 ) -> ResolvedMerge:
     """Let Delta resolve a MERGE statement against an empty source of the batch's schema.
 
@@ -325,12 +331,17 @@ def analyse(
         source_alias: The alias of the source in it.
         batch: The batch, without `SOURCE_ID`.
         clauses: The clauses that the statement was made from.
+        may_evolve_schema: Whether columns that only the batch has are added to the table.
 
     Raises:
         StreamMergeError: Delta refuses the statement; the kind of error tells why.
     """
     jvm: Any = spark._jvm
     session = spark._jsparkSession
+    if may_evolve_schema:
+        # Delta 4.0 knows no other way to say it than the session's setting, so it is said in a session of its own.
+        session = session.cloneSession()
+        session.conf().set("spark.databricks.delta.schema.autoMerge.enabled", "true")
     empty = session.createDataFrame(jvm.java.util.ArrayList(), batch._jdf.schema())
     try:
         parsed = session.sessionState().sqlParser().parsePlan(statement)

@@ -117,7 +117,7 @@ def test_kill_at_every_step_of_merge_on_read(start_stream):
 
 
 def test_kill_around_the_commit_of_copy_on_write(start_stream):
-    kills = ("locating", "writing", "before_commit", "after_commit", BEFORE_CHECKPOINT_COMMIT)
+    kills = ("before_commit", "after_commit", BEFORE_CHECKPOINT_COMMIT)
     batches = make_batches(len(kills) + 2)
     stream = start_stream("counting", batches, deletion_vectors=False)
     check_kills(stream, kills, batches, count, "copy_on_write")
@@ -125,7 +125,7 @@ def test_kill_around_the_commit_of_copy_on_write(start_stream):
 
 @pytest.mark.core
 def test_kill_around_the_commit_of_a_merge_by_key(start_stream):
-    kills = ("writing", "before_commit", "after_commit")
+    kills = ("writing", "after_commit")
     batches = make_batches(len(kills) + 2)
     stream = start_stream("upsert", batches, deletion_vectors=True)
     check_kills(stream, kills, batches, upserted, "merge_on_read")

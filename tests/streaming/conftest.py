@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,9 @@ import pytest
 
 from stream_merge import steps
 from tests.streaming.streams import ChangeFiles
+
+# Python workers, which count evaluations, must find what the driver has.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 @pytest.fixture

@@ -56,7 +56,9 @@ def test_two_streams_into_one_table(
         query.awaitTermination()
 
     assert rows(spark, target) == count([(0, 0), (100, 0)], *batches[0], *batches[1])
-    assert sorted(recorded_batches(target)) == sorted((query.id, batch_id) for query in queries for batch_id in range(5))
+    assert sorted(recorded_batches(target)) == sorted(
+        (query.id, batch_id) for query in queries for batch_id in range(5)
+    )
     assert latest_version(target) == 1 + 10
     assert {result.strategy for result in results} == {strategy}
     assert all(result.num_commit_attempts == len(result.conflicts) + 1 for result in results)
@@ -159,4 +161,6 @@ def test_the_same_sink_in_two_streams(spark: SparkSession, create_table: CreateT
     for query in queries:
         query.awaitTermination()
     assert rows(spark, target) == [(1, 3), (2, 3)]
-    assert sorted(recorded_batches(target)) == sorted((query.id, batch_id) for query in queries for batch_id in range(3))
+    assert sorted(recorded_batches(target)) == sorted(
+        (query.id, batch_id) for query in queries for batch_id in range(3)
+    )

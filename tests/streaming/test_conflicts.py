@@ -68,7 +68,9 @@ def test_the_merge_comes_after_the_other_writer(spark, target, write_beside, at_
     at_step("before_commit", write_beside(statement))
 
     sink = merge_sink(target, on="target.id = source.id").when_matched_update(set={"n": "target.n + source.n"})
-    result = sink.when_not_matched_insert(values={"id": "source.id", "n": "source.n"}).merge(create_source(SCHEMA, SOURCE))
+    result = sink.when_not_matched_insert(values={"id": "source.id", "n": "source.n"}).merge(
+        create_source(SCHEMA, SOURCE)
+    )
 
     assert rows(spark, target) == expected
     assert (result.version, latest_version(target)) == (before + 2, before + 2)
@@ -79,7 +81,9 @@ def test_the_merge_comes_after_the_other_writer(spark, target, write_beside, at_
     assert result.strategy == strategy or name == "replace"
 
 
-@pytest.mark.parametrize("name", ["append of a key of the source", "delete of the matched row", "optimize", "set property"])
+@pytest.mark.parametrize(
+    "name", ["append of a key of the source", "delete of the matched row", "optimize", "set property"]
+)
 def test_the_merge_by_key_comes_after_the_other_writer(spark, target, write_beside, at_step, create_source, name):
     statement, expected = OTHER_WRITERS[name]
     replaced = dict(SOURCE)

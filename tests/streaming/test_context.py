@@ -17,6 +17,7 @@ from tests.streaming.streams import (
     ChangeFiles,
     count,
     counting_sink,
+    forget_commit,
     query_id,
     recorded_batches,
     recorded_ids,
@@ -26,7 +27,7 @@ from tests.streaming.streams import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -74,7 +75,7 @@ def test_complete_mode_overwrites_the_table(spark, create_table: CreateTable, ch
     assert recorded_ids(target) == [0, 1]
 
     # A smaller result leaves nothing of a larger one behind, and a replay is skipped here too.
-    (checkpoint / "commits" / "1").unlink()
+    forget_commit(checkpoint, 1)
     run(totals(changes.stream(spark)), sink, checkpoint, output_mode="complete")
     assert results[-1].skipped
     assert recorded_ids(target) == [0, 1]
@@ -148,7 +149,9 @@ def test_a_join_with_the_target(spark, create_table: CreateTable, changes: Chang
     changes.add([(1, 10), (2, 2)], [(1, 100), (2, 20)])
     current = spark.read.format("delta").load(target).select("id", F.col("n").alias("old"))
     summed = (
-        changes.stream(spark).join(current, "id", "left").select("id", (F.col("n") + F.coalesce("old", F.lit(0))).alias("n"))
+        changes.stream(spark)
+        .join(current, "id", "left")
+        .select("id", (F.col("n") + F.coalesce("old", F.lit(0))).alias("n"))
     )
     run(summed, merge_sink(target, keys="id"), checkpoint)
     assert rows(spark, target) == [(1, 111), (2, 22)]
@@ -194,7 +197,9 @@ def test_the_target_as_the_streams_source(spark, create_table: CreateTable, chec
 
 
 @pytest.mark.core
-def test_the_batch_is_evaluated_once(spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, strategy):
+def test_the_batch_is_evaluated_once(
+    spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, strategy
+):
     target = create_table(SCHEMA, [(1, 1), (2, 2)], deletion_vectors=strategy == "merge_on_read")
     evaluated = spark.sparkContext.accumulator(0)
 
@@ -224,9 +229,7 @@ def test_a_batch_with_random_keys_is_consistent(
 ):
     """Whether a row matches is drawn each time the batch is evaluated: evaluated twice, rows would be missing or doubled."""
     numbers = range(100)
-    target = create_table(
-        SCHEMA, [(number, -1) for number in numbers], deletion_vectors=form != "copy on write"
-    )
+    target = create_table(SCHEMA, [(number, -1) for number in numbers], deletion_vectors=form != "copy on write")
     results: list[MergeResult] = []
     changes.add([(number, number) for number in numbers])
     drawn = F.when(F.rand() < 0.5, F.col("id")).when(F.rand() < 0.5, F.col("id") + 1000)

@@ -31,9 +31,9 @@ def merge_nodes(spark: SparkSession, target: str) -> list[dict[str, str]]:
     store = spark._jsparkSession.sharedState().statusStore()
     found = []
     for execution in items(spark, store.executionsList()):
-        values = dict(
-            (entry._1(), entry._2()) for entry in items(spark, store.executionMetrics(execution.executionId()).toSeq())
-        )
+        values = {
+            entry._1(): entry._2() for entry in items(spark, store.executionMetrics(execution.executionId()).toSeq())
+        }
         for node in items(spark, store.planGraph(execution.executionId()).allNodes()):
             if "MergeSink" in node.name() and target in node.name():
                 metrics = items(spark, node.metrics())
