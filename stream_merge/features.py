@@ -20,6 +20,7 @@ MAINTAINED = frozenset(
         "generatedColumns",
         "inCommitTimestamp",
         "invariants",
+        "rowTracking",
         "timestampNtz",
         "typeWidening",
         "typeWidening-preview",
@@ -31,7 +32,6 @@ MAINTAINED = frozenset(
 
 # Features that do nothing until a property or a column asks for them.
 _HARMLESS_WHILE_UNUSED = {
-    "rowTracking": "delta.enableRowTracking",
     "identityColumns": None,
     "icebergCompatV1": "delta.enableIcebergCompatV1",
     "icebergCompatV2": "delta.enableIcebergCompatV2",
@@ -55,11 +55,6 @@ def check_supported(
         raise UnsupportedTableError(
             f"{name} has identity columns ({', '.join(identity)}), whose values an update would change. "
             "Use keys from the source, or a table without GENERATED ... AS IDENTITY."
-        )
-    if properties.get("delta.enableRowTracking") == "true":
-        raise UnsupportedTableError(
-            f"{name} has row tracking, whose row ids would not survive. "
-            "Switch it off: ALTER TABLE ... SET TBLPROPERTIES ('delta.enableRowTracking' = 'false')."
         )
     unknown = [
         feature

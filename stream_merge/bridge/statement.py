@@ -209,6 +209,8 @@ class ResolvedMerge:
     def target(self, transaction: Transaction, files: Sequence[dict[str, Any]], *, with_rows: bool) -> DataFrame:
         """Return the rows of some files, with `FILE` and `ROW` behind the table's columns.
 
+        On a table with row tracking its two columns stand before these.
+
         Args:
             transaction: The transaction that reads.
             files: AddFiles as the log writes them.
@@ -222,6 +224,9 @@ class ResolvedMerge:
             self._spark._jsparkSession, transaction.handle, handles, seq(jvm, [])
         )
         rows = self._frame(plan)
+        if transaction.row_tracking_columns is not None:
+            tracking = scala_object(jvm.org.apache.spark.sql.delta, "RowTracking")
+            rows = DataFrame(tracking.preserveRowTrackingColumns(rows._jdf, transaction.snapshot), self._spark)
         position = (
             rows.metadataColumn("_metadata").getField("row_index") if with_rows else F.monotonically_increasing_id()
         )

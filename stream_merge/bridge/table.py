@@ -11,7 +11,17 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.bridge.jvm import JVM_ERRORS, actions, load_class, option, optional, seq, to_python, translate
+from stream_merge.bridge.jvm import (
+    JVM_ERRORS,
+    actions,
+    load_class,
+    option,
+    optional,
+    scala_object,
+    seq,
+    to_python,
+    translate,
+)
 from stream_merge.errors import TargetNotFoundError
 
 _PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`")
@@ -158,6 +168,15 @@ class Transaction:
         """Names of the partition columns."""
         return list(self.metadata.get("partitionColumns") or [])
 
+    @property
+    def row_tracking_columns(self) -> tuple[str, str] | None:
+        """Names under which files keep row id and row commit version of rows that moved; None without row tracking."""
+        properties = self.properties
+        if properties.get("delta.enableRowTracking", "false").lower() != "true":
+            return None
+        prefix = "delta.rowTracking.materializedRow"
+        return properties[f"{prefix}IdColumnName"], properties[f"{prefix}CommitVersionColumnName"]
+
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The table's schema as the log writes it."""
@@ -290,10 +309,13 @@ class Transaction:
         all_actions.addAll(actions(jvm, "AddFile", changes.adds))
         all_actions.addAll(actions(jvm, "RemoveFile", changes.removes))
         action_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq(all_actions)
-        no_tags = to_map(jvm.java.util.HashMap())
+        tags = to_map(jvm.java.util.HashMap())
+        if self.row_tracking_columns is not None:
+            tracking = scala_object(jvm.org.apache.spark.sql.delta, "RowTracking")
+            tags = tracking.addPreservedRowTrackingTagIfNotSet(self.snapshot, tags)
         if is_empty_allowed:
-            return int(self.handle.commit(action_seq, operation, no_tags))
-        version = optional(self.handle.commitIfNeeded(action_seq, operation, no_tags))
+            return int(self.handle.commit(action_seq, operation, tags))
+        version = optional(self.handle.commitIfNeeded(action_seq, operation, tags))
         return None if version is None else int(version)
 
     def find_own_commit(self, newest: int) -> int | None:

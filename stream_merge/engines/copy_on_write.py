@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description
@@ -25,7 +25,11 @@ from stream_merge.engines.job import (
     inserted_rows,
     is_one_of,
     now_ms,
+    output_columns,
+    tracked_values,
+    with_tracking,
     without_matches,
+    write,
 )
 from stream_merge.engines.locate import (
     FileMatches,
@@ -86,13 +90,12 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
     if job.clauses(When.NOT_MATCHED):
         matched = matches.where(F.col(SOURCE_ID).isNotNull())
         inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)
-        inserted = compact(job, inserted, job.source.num_rows)
-        parts.append(
-            change_feed.insert_images(inserted, job.resolved.columns) if _has_changes(job, touched) else inserted
-        )
+        inserted = with_tracking(job, compact(job, inserted, job.source.num_rows))
+        columns = output_columns(job)
+        parts.append(change_feed.insert_images(inserted, columns) if _has_changes(job, touched) else inserted)
     reached("writing")
     if parts:
-        new_files = job.transaction.write(reduce(DataFrame.union, parts))
+        new_files = write(job, reduce(DataFrame.union, parts), _target(job, []))
         written, num_rows = count_written(job, new_files)
         staged.changes.new_files.append(new_files)
         staged.counts |= written
@@ -133,18 +136,21 @@ def _rewritten_rows(job: MergeJob, touched: Sequence[DataFile], found: Sequence[
     The join is the one that located the matches, on the touched files alone and with all columns: keeping the first one's
     result would mean to keep the table's rows.
     """
-    columns = job.resolved.columns
+    columns = output_columns(job)
     updates = [(n, c) for n, c in enumerate(job.resolved.clauses) if c.clause.is_update]
     deletes = [n for n, c in enumerate(job.resolved.clauses) if c.clause.is_delete]
     joined = joined_rows(job, _target(job, touched), keep_unmatched=True)
     if deletes and not updates and any(m.num_matches != m.num_matched_rows for m in found):
         joined = joined.dropDuplicates([FILE, ROW])
-    old = [value.alias(name) for value, name in zip(job.resolved.old_values, columns, strict=True)]
+    old = list(job.resolved.old_values)
+    is_update = is_one_of([n for n, _ in updates])
     if not job.has_change_feed:
-        new: list[Column] = [by_action(updates, i, value).alias(columns[i]) for i, value in enumerate(old)]
-        return joined.where(~is_one_of(deletes)).select(*new)
-    after = [by_action(updates, i) for i in range(len(columns))] if updates else []
-    images = F.when(is_one_of(deletes), change_feed.delete_image(old, columns))
+        new = [by_action(updates, i, value) for i, value in enumerate(old)] + tracked_values(job, is_update=is_update)
+        kept = joined.where(~is_one_of(deletes))
+        return kept.select(*[value.alias(name) for value, name in zip(new, columns, strict=True)])
+    before = old + tracked_values(job)
+    after = [by_action(updates, i) for i in range(len(old))] + tracked_values(job, is_update=F.lit(True))
+    images = F.when(is_one_of(deletes), change_feed.delete_image(before, columns))
     if updates:
-        images = images.when(is_one_of([n for n, _ in updates]), change_feed.update_images(old, after, columns))
-    return change_feed.explode_images(joined, images.otherwise(change_feed.copied_image(old, columns)))
+        images = images.when(is_update, change_feed.update_images(before, after, columns))
+    return change_feed.explode_images(joined, images.otherwise(change_feed.copied_image(before, columns)))

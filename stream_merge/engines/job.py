@@ -112,6 +112,44 @@ def by_action(clauses: Sequence[tuple[int, ResolvedClause]], position: int, othe
     return value if otherwise is None else value.otherwise(otherwise)
 
 
+def tracked_values(job: MergeJob, *, is_update: Column | None = None) -> list[Column]:
+    """Return row id and row commit version of target rows that are written again; empty without row tracking.
+
+    A row keeps its id. It keeps its commit version unless it is updated: null stands for the version of the new file.
+    """
+    names = job.transaction.row_tracking_columns
+    if names is None:
+        return []
+    version = F.col(names[1])
+    return [F.col(names[0]), version if is_update is None else F.when(~is_update, version)]
+
+
+def output_columns(job: MergeJob) -> list[str]:
+    """Return the names of the columns that an engine writes."""
+    return [*job.resolved.columns, *(job.transaction.row_tracking_columns or ())]
+
+
+def with_tracking(job: MergeJob, inserted: DataFrame) -> DataFrame:
+    """Add to new rows the row tracking columns of rewritten ones: null, since a new row gets both from its file."""
+    null = F.lit(None).cast("long")
+    return inserted.select("*", *[null.alias(name) for name in job.transaction.row_tracking_columns or ()])
+
+
+def write(job: MergeJob, rows: DataFrame, target: DataFrame | None = None) -> Any:
+    """Write rows that have `output_columns`, and return the handle of their file actions.
+
+    Args:
+        job: The merge.
+        rows: The rows.
+        target: A frame of target rows, whose metadata tells Delta which columns are row tracking's.
+    """
+    names = job.transaction.row_tracking_columns
+    if names is not None and target is not None:
+        marked = {name: F.col(name).alias(name, metadata=target.schema[name].metadata) for name in names}
+        rows = rows.withColumns(marked)
+    return job.transaction.write(rows)
+
+
 def is_one_of(numbers: Sequence[int]) -> Column:
     """Return whether `ACTION` is one of the clauses; false when there is none."""
     return F.coalesce(F.col(ACTION).isin(*numbers), F.lit(False)) if numbers else F.lit(False)

@@ -27,7 +27,11 @@ from stream_merge.engines.job import (
     inserted_rows,
     is_one_of,
     now_ms,
+    output_columns,
+    tracked_values,
+    with_tracking,
     without_matches,
+    write,
 )
 from stream_merge.engines.locate import (
     FileMatches,
@@ -47,7 +51,8 @@ OLD = "_stream_merge_old_{}"
 
 def stage(job: MergeJob) -> Staged:
     """Stage a merge on a table with deletion vectors."""
-    if job.written is not None or (job.source.is_independent and not job.has_change_feed):
+    needs_old_rows = job.has_change_feed or job.transaction.row_tracking_columns is not None
+    if job.written is not None or (job.source.is_independent and not needs_old_rows):
         return _stage_independent(job)
     return _stage_dependent(job)
 
@@ -152,7 +157,7 @@ def _stage_dependent(job: MergeJob) -> Staged:
             if _has_new_rows(job, num_updated):
                 reached("writing")
                 num_rows = num_updated + job.source.num_rows
-                new_files = job.transaction.write(compact(job, _new_rows(job, touched, found), num_rows))
+                new_files = write(job, compact(job, _new_rows(job, touched, found), num_rows), _target(job, []))
                 written, total = count_written(job, new_files)
                 if total is None:
                     total = _new_rows(job, touched, found, with_changes=False).count()
@@ -179,16 +184,18 @@ def _touched_rows(job: MergeJob) -> DataFrame:
     joined = joined_rows(job, target)
     relevant = joined.where(F.col(SOURCE_ID).isNotNull() | F.col(ACTION).isNotNull())
     updates = [(n, c) for n, c in enumerate(job.resolved.clauses) if c.clause.is_update]
-    width = range(len(job.resolved.columns))
-    new = [by_action(updates, i).alias(NEW.format(i)) for i in width] if updates else []
-    old = [job.resolved.old_values[i].alias(OLD.format(i)) for i in width] if job.has_change_feed else []
+    columns = range(len(job.resolved.columns))
+    after = [*(by_action(updates, i) for i in columns), *tracked_values(job, is_update=F.lit(True))] if updates else []
+    before = [*job.resolved.old_values, *tracked_values(job)] if job.has_change_feed else []
+    new = [value.alias(NEW.format(i)) for i, value in enumerate(after)]
+    old = [value.alias(OLD.format(i)) for i, value in enumerate(before)]
     return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target), *new, *old)
 
 
 def _new_rows(
     job: MergeJob, touched: DataFrame, found: Sequence[FileMatches], *, with_changes: bool = True
 ) -> DataFrame:
-    columns = job.resolved.columns
+    columns = output_columns(job)
     clauses = job.resolved.clauses
     updates = [n for n, c in enumerate(clauses) if c.clause.is_update]
     deletes = [n for n, c in enumerate(clauses) if c.clause.is_delete]
@@ -198,7 +205,7 @@ def _new_rows(
         parts.append(updated.select(*[F.col(NEW.format(i)).alias(name) for i, name in enumerate(columns)]))
     if job.clauses(When.NOT_MATCHED):
         unmatched = without_matches(job, touched.where(F.col(SOURCE_ID).isNotNull())) if found else job.bound_source
-        parts.append(inserted_rows(job, unmatched))
+        parts.append(with_tracking(job, inserted_rows(job, unmatched)))
     if not (job.has_change_feed and with_changes):
         return change_feed.union(parts, touched, columns)
     is_repeated = any(m.num_matches != m.num_matched_rows for m in found)

@@ -142,8 +142,9 @@ def test_spark_connect_is_refused(spark: SparkSession, tmp_path: Path):
     assert "without .remote(" in errors["merge"][1]
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("kind", ["path", "name", "folder of files", "parquet table", "view"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("path", marks=pytest.mark.core), "name", "folder of files", "parquet table", "view"]
+)
 def test_a_target_that_is_no_delta_table(
     spark, changes: ChangeFiles, checkpoint: Path, create_source, tmp_path: Path, kind: str
 ):
@@ -229,7 +230,7 @@ def test_two_streams_that_both_create_the_target(spark, tmp_path: Path):
     assert len(recorded_ids(target)) == 4
 
 
-@pytest.mark.parametrize("name", ["source", "target", "source_view", "updates"])
+@pytest.mark.parametrize("name", ["source", "target"])
 def test_temporary_views_of_the_users_stay_as_they_are(
     spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, name: str
 ):

@@ -34,8 +34,14 @@ def until_committed(action: Callable[[], object]) -> None:
     raise AssertionError(f"conflicted {ATTEMPTS} times")
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("keys", ["disjoint", "overlapping"])
+@pytest.mark.parametrize(
+    ("strategy", "keys"),
+    [
+        ("copy_on_write", "disjoint"),
+        ("merge_on_read", "disjoint"),
+        pytest.param("merge_on_read", "overlapping", marks=pytest.mark.core),
+    ],
+)
 def test_two_streams_into_one_table(
     spark: SparkSession, create_table: CreateTable, tmp_path: Path, strategy, deletion_vectors: bool, keys: str
 ):
@@ -64,7 +70,6 @@ def test_two_streams_into_one_table(
     assert all(result.num_commit_attempts == len(result.conflicts) + 1 for result in results)
 
 
-@pytest.mark.core
 def test_other_writers_beside_a_stream(
     spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, strategy, deletion_vectors
 ):

@@ -42,9 +42,23 @@ OTHER_WRITERS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
 """What the other writer does, and the rows that must be there when the merge comes after it."""
 
 
+COPY_ON_WRITE = ("append of a key of the source", "delete of the matched row", "optimize")
+CORE = (*COPY_ON_WRITE, "add column")
+CASES = [
+    *(
+        pytest.param(
+            "merge_on_read", name, marks=[pytest.mark.core] if name in CORE else [], id=f"{name}, merge on read"
+        )
+        for name in OTHER_WRITERS
+    ),
+    *(pytest.param("copy_on_write", name, id=f"{name}, copy on write") for name in COPY_ON_WRITE),
+]
+
+
 @pytest.fixture
-def target(spark: SparkSession, create_table: CreateTable, append_rows, deletion_vectors: bool) -> str:
-    """Return a table with ROWS in two files."""
+def target(spark: SparkSession, create_table: CreateTable, append_rows, request: pytest.FixtureRequest) -> str:
+    """Return a table with ROWS in two files; with deletion vectors, unless the test asks for a strategy."""
+    deletion_vectors = "strategy" not in request.fixturenames or request.getfixturevalue("deletion_vectors")
     path = create_table(SCHEMA, ROWS[:1], deletion_vectors=deletion_vectors)
     append_rows(path, SCHEMA, ROWS[1:])
     return path
@@ -60,8 +74,7 @@ def write_beside(spark: SparkSession, target: str) -> Callable[[str], Callable[[
     return prepare
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("name", OTHER_WRITERS)
+@pytest.mark.parametrize(("strategy", "name"), CASES)
 def test_the_merge_comes_after_the_other_writer(spark, target, write_beside, at_step, create_source, strategy, name):
     statement, expected = OTHER_WRITERS[name]
     before = latest_version(target)
@@ -175,8 +188,7 @@ def test_every_conflict_is_counted(spark, target, write_beside, at_step, create_
     assert result.num_target_rows_updated == 4
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("retries", [pytest.param(0, marks=pytest.mark.core), 2])
 def test_no_more_retries_than_asked_for(spark, target, write_beside, at_step, create_source, retries):
     at_step("before_commit", write_beside("INSERT INTO {table} VALUES (50, 50)"), times=100)
     before = latest_version(target)

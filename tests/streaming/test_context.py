@@ -222,7 +222,6 @@ def test_the_batch_is_evaluated_once(
     assert evaluated.value == 4
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("form", ["by clause", "by key", "by sequence", "copy on write", "quarantine"])
 def test_a_batch_with_random_keys_is_consistent(
     spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, tmp_path: Path, form: str
