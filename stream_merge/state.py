@@ -30,6 +30,7 @@ from stream_merge.statement import merge_sql, quote
 
 MAX_RESOLVED = 8
 _GENERATED = "delta.generationExpression"
+_CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 @dataclass(slots=True)
@@ -89,7 +90,15 @@ class SinkState:
             to_source_sql=lambda expression: qualified_sql(spark, expression, config.source_alias),
             to_name=lambda name: quote(*column_name_parts(spark, name)),
         )
-        resolved = analyse(spark, statement, config.source_alias, batch, clauses, may_evolve_schema=config.merge_schema)
+        resolved = analyse(
+            spark,
+            statement,
+            config.source_alias,
+            batch,
+            clauses,
+            may_evolve_schema=config.merge_schema,
+            has_char_columns=_CHAR in transaction.metadata["schemaString"],
+        )
         if not is_time_dependent(statement + transaction.metadata["schemaString"]):
             self._resolved[key] = resolved
             while len(self._resolved) > MAX_RESOLVED:

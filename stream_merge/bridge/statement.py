@@ -327,6 +327,7 @@ def analyse(
     clauses: Sequence[Clause],
     *,
     may_evolve_schema: bool,
+    has_char_columns: bool,
 ) -> ResolvedMerge:
     """Let Delta resolve a MERGE statement against an empty source of the batch's schema.
 
@@ -337,16 +338,25 @@ def analyse(
         batch: The batch, without `SOURCE_ID`.
         clauses: The clauses that the statement was made from.
         may_evolve_schema: Whether columns that only the batch has are added to the table.
+        has_char_columns: Whether the target has columns of type CHAR.
 
     Raises:
         StreamMergeError: Delta refuses the statement; the kind of error tells why.
     """
     jvm: Any = spark._jvm
-    session = spark._jsparkSession
+    settings = {}
     if may_evolve_schema:
-        # Delta 4.0 knows no other way to say it than the session's setting, so it is said in a session of its own.
-        session = session.cloneSession()
-        session.conf().set("spark.databricks.delta.schema.autoMerge.enabled", "true")
+        # Delta 4.0 knows no other way to say it than the session's setting.
+        settings["spark.databricks.delta.schema.autoMerge.enabled"] = "true"
+    if has_char_columns:
+        # Spark pads CHAR columns when they are read, by a projection that gives them other identities than the ones
+        # the resolved expressions refer to. Delta pads them when they are written, which is enough.
+        settings["spark.sql.readSideCharPadding"] = "false"
+    if settings:
+        spark = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+    session = spark._jsparkSession
     empty = session.createDataFrame(jvm.java.util.ArrayList(), batch._jdf.schema())
     try:
         parsed = session.sessionState().sqlParser().parsePlan(statement)

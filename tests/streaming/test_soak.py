@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 NUM_BATCHES = 200
 WARM_UP = 20
 POOLED = (
-    "Executor task launch worker",  # grows to the number of cores and shrinks when idle
+    "Executor task ",  # grows to the number of cores and shrinks when idle
+    "ResultQueryStageExecution",  # a thread for each job of the last minute
+    "QueryStageCreator",
     "ForkJoinPool",
     "Thread",  # py4j: one for each Python thread that ever called, reused
     "Cleaner",
