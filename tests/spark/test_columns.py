@@ -167,7 +167,6 @@ class TestColumnMapping:
             properties=self.PROPERTIES,
             partition_by=["a b"],
         )
-        # Delta cannot resolve a star where a name has a back quote.
         sink = (
             merge_sink(path, on="target.`x.y` = source.`x.y` AND target.`a b` = source.`a b`")
             .when_matched_update(set={quoted[4]: "source.`tick's` + target.`p,q;{}()`", quoted[5]: "source.`Größe`"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import PySparkImportError
 from pyspark.sql import functions as F
+from pyspark.sql.connect.utils import check_dependencies
 
 from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink
 from stream_merge.errors import TargetNotFoundError
@@ -127,11 +128,12 @@ def test_a_sink_called_outside_a_stream_needs_an_app_id(spark, create_table: Cre
     assert recorded_batches(target) == [("nightly", 7)]
 
 
-@pytest.mark.core
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_spark_connect_is_refused(spark: SparkSession, tmp_path: Path):
-    missing = [name for name in ("grpc", "grpc_status", "pandas") if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"a Spark Connect client needs {', '.join(missing)}")
+    try:
+        check_dependencies(__name__)
+    except PySparkImportError as error:
+        pytest.skip(f"no Spark Connect client: {error}")
     conf = {key: value for key, value in child_conf(spark).items() if key != "spark.master"}
     output = tmp_path / "connect.log"
     assert run_child("tests.streaming.connect_session", json.dumps({"conf": conf}), output) == 0, last_lines(output)
