@@ -17,6 +17,7 @@ from stream_merge.errors import (
     SchemaMismatchError,
     StreamMergeError,
     UnresolvedColumnError,
+    UnsupportedTableError,
 )
 
 JVM_ERRORS = (Py4JJavaError, PySparkException)
@@ -35,6 +36,7 @@ CONFLICTS = (
 
 # Delta's and Spark's conditions by what the user has to change. The first pattern that matches decides.
 _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
+    (UnsupportedTableError, r"DELTA_UNSUPPORTED_FEATURES\w*|DELTA_INVALID_PROTOCOL_VERSION"),
     (
         ClauseError,
         r"(DELTA_)?NON_LAST_\w+_OMIT_CONDITION|DELTA_MERGE_MISSING_WHEN|DELTA_NON_DETERMINISTIC_FUNCTION_NOT_SUPPORTED"

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import PySparkImportError
 from pyspark.sql import functions as F
-from pyspark.sql.connect.utils import check_dependencies
 
 from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink
 from stream_merge.errors import TargetNotFoundError
@@ -128,12 +126,10 @@ def test_a_sink_called_outside_a_stream_needs_an_app_id(spark, create_table: Cre
     assert recorded_batches(target) == [("nightly", 7)]
 
 
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+@pytest.mark.core
 def test_spark_connect_is_refused(spark: SparkSession, tmp_path: Path):
-    try:
-        check_dependencies(__name__)
-    except PySparkImportError as error:
-        pytest.skip(f"no Spark Connect client: {error}")
+    for package in ("grpc", "grpc_status", "zstandard", "pandas"):
+        pytest.importorskip(package, reason=f"the client of Spark Connect needs {package}")
     conf = {key: value for key, value in child_conf(spark).items() if key != "spark.master"}
     output = tmp_path / "connect.log"
     assert run_child("tests.streaming.connect_session", json.dumps({"conf": conf}), output) == 0, last_lines(output)
