@@ -308,7 +308,7 @@ def expressions(draw: st.DrawFn, sql_type: str, sides: dict[str, Sequence[Column
         return str(draw(expressions(kind, sides, depth - 1)))
 
     if sql_type == "boolean":
-        return draw(conditions(sides, depth))
+        return f"({draw(conditions(sides, depth))})"
     templates = {
         "int": ["({0} + {1})", "coalesce({0}, {1})", "size({list})", "length({string})"],
         "bigint": ["({0} + {int})", "coalesce({0}, {1})"],

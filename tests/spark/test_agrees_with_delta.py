@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "20"))
 SEEN: set[str] = set()
 """Merges that agreed. Hypothesis tries variations of each, of which half differ in nothing but the rows."""
 

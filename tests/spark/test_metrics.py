@@ -16,8 +16,6 @@ from tests.spark.delta_merge import copy_table, merge_with_delta
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.core
-
 SCHEMA = "id INT, region STRING, qty INT"
 ROWS = [(key, "eu" if key < 5 else "us", key) for key in range(10)]
 COMPARABLE = (
