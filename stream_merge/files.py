@@ -36,6 +36,11 @@ class DataFile:
         return str(self.add["path"])
 
     @property
+    def undeleted(self) -> dict[str, Any]:
+        """The AddFile without its deletion vector: to read every row there ever was."""
+        return {name: value for name, value in self.add.items() if name != "deletionVector"}
+
+    @property
     def size(self) -> int:
         """Size in bytes."""
         return int(self.add["size"])

@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.statement import FILE, ROW
 from stream_merge.clauses import When
-from stream_merge.deletion_vectors import StoredVector
 from stream_merge.engines.job import ACTION, MAX_BROADCAST_ROWS, MergeJob, first_applying
 from stream_merge.engines.locate import HASHED_TYPES, FileMatches
 from stream_merge.files import DataFile
@@ -72,10 +71,7 @@ def find_matches_by_index(job: MergeJob) -> list[FileMatches] | None:
 
 
 def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches | None:
-    descriptor = file.add.get("deletionVector")
-    deleted = (
-        job.vectors.load(StoredVector.of(descriptor), job.transaction.table.read_range) if descriptor else BitMap64()
-    )
+    deleted = job.deleted_rows(file)
     by_clause = {
         number: BitMap64(rows[actions == number].astype(np.uint64)) - deleted for number, _ in job.clauses(When.MATCHED)
     }
@@ -115,8 +111,7 @@ def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     if len(by_checksum) != len(unknown):
         return False
     names = [pair.target for pair in job.resolved.key_pairs]
-    adds = [{name: value for name, value in file.add.items() if name != "deletionVector"} for file in unknown]
-    target = job.resolved.target(job.transaction, adds, with_rows=True)
+    target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
     high, low = _hash_columns(target, names)
     entries = target.where(_has_key(target, names)).select(
         F.crc32(F.col(FILE)).alias("file"), F.col(ROW).alias("row"), high.alias("high"), low.alias("low")

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, ResolvedClause, ResolvedMerge
 from stream_merge.bridge.table import CommitActions, Transaction, file_actions
 from stream_merge.clauses import When
-from stream_merge.deletion_vectors import VectorCache
+from stream_merge.deletion_vectors import StoredVector, VectorCache
 from stream_merge.files import DataFile, TableFiles
 from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import PhaseTimer
 from stream_merge.source import Source
 
 ACTION = RESERVED_PREFIX + "action"
-CHANGE_TYPE = "_change_type"
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 ROWS_PER_TASK = 100_000
 MAX_BROADCAST_ROWS = 1_000_000
@@ -68,6 +68,13 @@ class MergeJob:
     def clauses(self, when: When) -> list[tuple[int, ResolvedClause]]:
         """Return the clauses of one kind with their numbers."""
         return [(number, c) for number, c in enumerate(self.resolved.clauses) if c.clause.when is when]
+
+    def deleted_rows(self, file: DataFile) -> BitMap64:
+        """Return the rows of a file that its deletion vector marks."""
+        descriptor = file.add.get("deletionVector")
+        if not descriptor:
+            return BitMap64()
+        return self.vectors.load(StoredVector.of(descriptor), self.transaction.table.read_range)
 
     def broadcast(self, frame: DataFrame) -> DataFrame:
         """Ask for a broadcast of the batch, so that the table is not shuffled, unless the batch is too large for one."""

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, bitmap
 from stream_merge.clauses import When
-from stream_merge.deletion_vectors import StoredVector, deserialize
+from stream_merge.deletion_vectors import deserialize
 from stream_merge.engines.job import ACTION, MergeJob, first_applying
 from stream_merge.errors import AmbiguousMatchError
 from stream_merge.files import DataFile
@@ -148,15 +148,12 @@ def find_matches_among_all(job: MergeJob, rows: DataFrame) -> list[FileMatches] 
     collected = rows.groupBy(FILE).agg(F.count(F.lit(1)).alias("matches"), all_rows, *bitmaps).collect()
     if any(row["matches"] != row["matched"]["cardinality"] for row in collected):
         return None
-    table = job.transaction.table
     found = []
     for row in collected:
-        file = job.files.find(row[FILE], table.root)
+        file = job.files.find(row[FILE], job.transaction.table.root)
         by_clause = {n: deserialize(bytes(row[f"rows_{n}"]["bitmap"])) for n in numbers}
-        descriptor = file.add.get("deletionVector")
-        if descriptor:
-            deleted = job.vectors.load(StoredVector.of(descriptor), table.read_range)
-            by_clause = {n: positions - deleted for n, positions in by_clause.items()}
+        deleted = job.deleted_rows(file)
+        by_clause = {n: positions - deleted for n, positions in by_clause.items()}
         changed = BitMap64().union(*by_clause.values())
         if changed:
             found.append(

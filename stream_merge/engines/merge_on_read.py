@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from stream_merge.bridge.sessions import active, job_description
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
-from stream_merge.deletion_vectors import StoredVector, VectorWriter, delete_rows, remove_file
+from stream_merge.deletion_vectors import VectorWriter, delete_rows, remove_file
 from stream_merge.engines import change_feed
 from stream_merge.engines.index_locator import find_matches_by_index, is_indexable, is_worthwhile
 from stream_merge.engines.job import (
@@ -96,8 +96,7 @@ def _located(job: MergeJob) -> tuple[list[FileMatches], str]:
         by_index = find_matches_by_index(job)
         if by_index is not None:
             return by_index, "index"
-    undeleted = [{name: value for name, value in f.add.items() if name != "deletionVector"} for f in job.candidates]
-    everything = job.resolved.target(job.transaction, undeleted, with_rows=True)
+    everything = job.resolved.target(job.transaction, [f.undeleted for f in job.candidates], with_rows=True)
     found = find_matches_among_all(job, joined_rows(job, everything).select(FILE, ROW, ACTION))
     if found is not None:
         return found, "scan"
@@ -234,20 +233,18 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
             continue
         assert matches.changed_rows is not None
         file = matches.file
-        rows = matches.changed_rows
-        descriptor = file.add.get("deletionVector")
-        if descriptor:
-            rows |= job.vectors.load(StoredVector.of(descriptor), table.read_range)
+        has_vector = bool(file.num_deleted_rows)
+        rows = matches.changed_rows | job.deleted_rows(file)
         if file.num_physical_rows == len(rows):
             emptied.append(file)
             staged.changes.removes.append(remove_file(file.add, now_ms=moment))
-            vectors["removed"] += bool(descriptor)
+            vectors["removed"] += has_vector
             continue
         rows.run_optimize()
         added, removed = delete_rows(file.add, writer.add(rows), now_ms=moment)
         staged.changes.adds.append(added)
         staged.changes.removes.append(removed)
-        vectors["updated" if descriptor else "added"] += 1
+        vectors["updated" if has_vector else "added"] += 1
     shared = writer.file()
     if shared is not None:
         table.write_file(*shared)

@@ -37,6 +37,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge import MergeSink, merge_sink
+from tests.spark.tables import create_computed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -165,8 +166,13 @@ def quote(name: str) -> str:
 def create_target(spark: SparkSession, target: dict[str, Any], path: str, properties: dict[str, str]) -> None:
     """Create a case's target, with these properties on top of its own."""
     properties = {**target.get("properties", {}), **properties}
+    computed = {c[0]: (c[1], c[2]["generated"]) for c in target["columns"] if len(c) > 2 and "generated" in c[2]}
     is_plain = not any(len(column) > 2 or re.search(r"(?i)char\(|not null", column[1]) for column in target["columns"])
-    if not is_plain:
+    if computed:
+        columns = {column[0]: computed.get(column[0], column[1]) for column in target["columns"]}
+        with_vectors = properties.get("delta.enableDeletionVectors") == "true"
+        create_computed(spark, path, columns, partition_by=target["partition_by"], deletion_vectors=with_vectors)
+    elif not is_plain:
         pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
         spark.sql(
             f"CREATE TABLE delta.`{path}` ({', '.join(map(column_definition, target['columns']))}) USING delta"
@@ -189,8 +195,6 @@ def column_definition(column: Sequence[Any]) -> str:
     definition = f"{quote(column[0])} {column[1]}"
     if options.get("not_null"):
         definition += " NOT NULL"
-    if "generated" in options:
-        definition += f" GENERATED ALWAYS AS ({options['generated']})"
     if "default" in options:
         definition += f" DEFAULT {options['default']}"
     return definition

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from delta.tables import DeltaTable, IdentityGenerator
 
 from stream_merge import MergeSink, merge_sink
 
@@ -15,6 +18,26 @@ def upsert(path: str, key: str = "id", **options: Any) -> MergeSink:
     """Return the sink that updates all rows that match and inserts the rest."""
     sink = merge_sink(path, on=f"target.`{key}` = source.`{key}`", **options)
     return sink.when_matched_update_all().when_not_matched_insert_all()
+
+
+def create_computed(
+    spark: SparkSession,
+    path: str,
+    columns: Mapping[str, str | tuple[str, str | IdentityGenerator]],
+    *,
+    partition_by: Sequence[str] = (),
+    deletion_vectors: bool,
+) -> str:
+    """Create a table of which some columns are computed: their type, then the expression or the identity.
+
+    By Delta's builder, since CREATE TABLE takes such columns of tables by path only from Delta 4.1 on.
+    """
+    builder = DeltaTable.create(spark).location(path).partitionedBy(*partition_by)
+    for name, column in columns.items():
+        kind, computed = (column, None) if isinstance(column, str) else column
+        builder = builder.addColumn(name, kind, generatedAlwaysAs=computed)
+    builder.property("delta.enableDeletionVectors", str(deletion_vectors).lower()).execute()
+    return path
 
 
 def files_below(path: str) -> list[str]:

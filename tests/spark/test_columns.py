@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from stream_merge import merge_sink
 from stream_merge.errors import ConstraintViolationError, MergeExecutionError, SchemaMismatchError
 from tests.spark.delta_log import actions_of, latest_version
-from tests.spark.tables import files_below, upsert
+from tests.spark.tables import create_computed, files_below, upsert
 
 pytestmark = pytest.mark.core
 
@@ -78,12 +78,14 @@ class TestConstraints:
 
 
 class TestComputedColumns:
-    SCHEMA = "id INT, price INT, total INT GENERATED ALWAYS AS (price * 2), part INT GENERATED ALWAYS AS (id % 2)"
+    COLUMNS: ClassVar = {"id": "INT", "price": "INT", "total": ("INT", "price * 2"), "part": ("INT", "id % 2")}
 
     def test_generated_columns_follow_their_sources(
-        self, create_table, append_rows, create_source, read_rows, deletion_vectors
+        self, spark, table_path, append_rows, create_source, read_rows, deletion_vectors
     ):
-        path = create_table(self.SCHEMA, deletion_vectors=deletion_vectors, partition_by=["part"])
+        path = create_computed(
+            spark, table_path, self.COLUMNS, partition_by=["part"], deletion_vectors=deletion_vectors
+        )
         append_rows(path, "id int, price int", [(1, 10), (2, 20)])
         sink = (
             merge_sink(path, on="target.id = source.id")
@@ -100,9 +102,9 @@ class TestComputedColumns:
         assert {add["partitionValues"]["part"] for add in new_files} == {"0", "1"}
 
     def test_a_given_value_must_be_the_generated_one(
-        self, create_table, append_rows, create_source, read_rows, deletion_vectors
+        self, spark, table_path, append_rows, create_source, read_rows, deletion_vectors
     ):
-        path = create_table(self.SCHEMA, deletion_vectors=deletion_vectors)
+        path = create_computed(spark, table_path, self.COLUMNS, deletion_vectors=deletion_vectors)
         append_rows(path, "id int, price int", [(1, 10)])
         with pytest.raises(ConstraintViolationError):
             upsert(path).merge(create_source("id int, price int, total int, part int", [(1, 11, 23, 1)]))

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from delta.tables import IdentityGenerator
 from pyspark.sql import Row
 
 from stream_merge import UnsupportedTableError, merge_sink
 from stream_merge.errors import ConstraintViolationError, StreamMergeError
 from tests.spark.delta_log import actions_of, latest_version, read_actions, row_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
-from tests.spark.tables import change_rows, files_below, upsert
+from tests.spark.tables import change_rows, create_computed, files_below, upsert
 
 pytestmark = pytest.mark.core
 
@@ -214,8 +215,9 @@ class TestCommitTimestamps:
 
 
 class TestRefused:
-    def test_identity_columns(self, create_table, append_rows, create_source, read_rows, deletion_vectors):
-        path = create_table("key BIGINT GENERATED ALWAYS AS IDENTITY, id INT, v INT", deletion_vectors=deletion_vectors)
+    def test_identity_columns(self, spark, table_path, append_rows, create_source, read_rows, deletion_vectors):
+        columns = {"key": ("BIGINT", IdentityGenerator()), "id": "INT", "v": "INT"}
+        path = create_computed(spark, table_path, columns, deletion_vectors=deletion_vectors)
         append_rows(path, "id int, v int", [(1, 1)])
         before = files_below(path)
         sink = (
