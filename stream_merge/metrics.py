@@ -77,6 +77,20 @@ class MergeResult:
     rewrite_time_ms: int = 0
     materialize_source_time_ms: int = 0
 
+    def line(self, batch: str) -> str:
+        """Return all that a log needs in one line; `batch` is how messages name the batch."""
+        if self.skipped:
+            return f"{batch}: skipped, {self.reason}"
+        phases = ", ".join(f"{phase} {ms}" for phase, ms in self.phase_ms.items())
+        return (
+            f"{batch} (query {self.query_id}): version {self.version}, {self.strategy} ({self.reason}); "
+            f"{self.num_source_rows} source rows: {self.num_target_rows_inserted} inserted, "
+            f"{self.num_target_rows_updated} updated, {self.num_target_rows_deleted} deleted; "
+            f"files: {self.num_target_files_after_skipping} of {self.num_target_files_before_skipping} read, "
+            f"{self.num_added_files} added, {self.num_removed_files} removed; "
+            f"{self.num_commit_attempts} attempt(s); {self.execution_time_ms} ms ({phases})"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, for logs and listeners."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -96,6 +110,16 @@ COUNTERS = (
     "materialize_source_time_ms",
 )
 """The fields that are written into the commit as operation metrics."""
+
+
+def as_in_history(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the counters as DESCRIBE HISTORY shows them, where an updated vector is a removed and an added one."""
+    shown = dict(counts)
+    updated = shown.get("num_target_deletion_vectors_updated", 0)
+    for verb in ("added", "removed"):
+        name = f"num_target_deletion_vectors_{verb}"
+        shown[name] = shown.get(name, 0) + updated
+    return shown
 
 
 @dataclass(slots=True)

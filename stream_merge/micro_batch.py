@@ -20,13 +20,13 @@ from stream_merge.bridge.table import Table, Transaction, create_table, open_tab
 from stream_merge.clauses import Clause, find_clause_faults
 from stream_merge.config import SinkConfig
 from stream_merge.engines import run_engine
-from stream_merge.engines.job import MergeJob, Staged, count_partitions
+from stream_merge.engines.job import MergeJob, Staged, count_skipping
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.engines.overwrite import stage_overwrite
 from stream_merge.errors import ClauseError, CommitConflictError, ConfigError
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import DataFile
-from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, delta_name
+from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.quarantine import set_aside
 from stream_merge.source import Source, check_columns, persisted
@@ -162,13 +162,9 @@ class MicroBatch:
                 staged = self._stage(plan, resolved, transaction, source, self_read, written)
                 operation = resolved.operation([delta_name(name) for name in COUNTERS], self.config.user_metadata)
                 counts = self._counts(staged, source.num_rows)
-                version, is_settled = self._commit(table, transaction, staged, operation, counts)
+                version, is_settled = self._commit(table, transaction, staged, operation, counts, self_read)
                 if is_settled:
                     break
-                if self_read.is_static:
-                    raise CommitConflictError(
-                        self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target"
-                    )
                 before = transaction
                 with self.timer.phase("open"):
                     transaction = table.begin()
@@ -179,10 +175,7 @@ class MicroBatch:
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
                 written = staged.reusable if is_same else None
-        if version is None and self.identity is not None:
-            return self._result(None, "another process committed this batch", None, {}, skipped=True)
-        self._after_commit(resolved)
-        return self._result(plan, plan.reason, version, counts, locator=staged.locator)
+        return self._committed(plan, version, counts, resolved, staged.locator)
 
     @contextmanager
     def _source(self, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[Source]:
@@ -242,7 +235,7 @@ class MicroBatch:
                     written=written,
                 ),
             )
-        staged.counts |= _count_skipping(files.all(), candidates)
+        staged.counts |= count_skipping(files.all(), candidates)
         return staged
 
     def _active_files(self, transaction: Transaction) -> Any:
@@ -274,20 +267,13 @@ class MicroBatch:
                     staged = stage_overwrite(transaction, batch, overwrite_schema=self.config.overwrite_schema)
                 operation = overwrite_operation(self.spark, query_id, batch_id, names, self.config.user_metadata)
                 counts = self._counts(staged, staged.counts["num_source_rows"])
-                version, is_settled = self._commit(table, transaction, staged, operation, counts)
+                version, is_settled = self._commit(table, transaction, staged, operation, counts, self_read)
                 if is_settled:
                     break
-                if self_read.is_static:
-                    raise CommitConflictError(
-                        self.name, self.attempts, f"{self.conflicts[-1]}; the batch reads its own target"
-                    )
                 transaction = table.begin()
         finally:
             batch.unpersist(blocking=True)
-        if version is None and self.identity is not None:
-            return self._result(None, "another process committed this batch", None, {}, skipped=True)
-        self._after_commit(None)
-        return self._result(plan, plan.reason, version, counts)
+        return self._committed(plan, version, counts, None, None)
 
     def _counts(self, staged: Staged, num_source_rows: int) -> dict[str, int]:
         """Complete the metrics that need the whole commit or the clock."""
@@ -305,7 +291,13 @@ class MicroBatch:
         return counts
 
     def _commit(
-        self, table: Table, transaction: Transaction, staged: Staged, operation: Any, counts: dict[str, int]
+        self,
+        table: Table,
+        transaction: Transaction,
+        staged: Staged,
+        operation: Any,
+        counts: dict[str, int],
+        self_read: SelfRead,
     ) -> tuple[int | None, bool]:
         """Commit, and return the version and whether the batch is settled; not settled means: try again."""
         metrics = self.state.operation_metrics(self.spark)
@@ -328,6 +320,10 @@ class MicroBatch:
                     if outcome.conflict is None:
                         raise translate(error) from error
                     self.conflicts.append(outcome.conflict)
+                    if self_read.is_static:
+                        # The batch was computed from the version that is no longer the newest.
+                        reason = f"{outcome.conflict}; the batch reads its own target"
+                        raise CommitConflictError(self.name, self.attempts, reason) from error
                     if self.attempts > self.config.max_commit_retries:
                         raise CommitConflictError(self.name, self.attempts, outcome.conflict) from error
                     logger.info("%s: %s, attempt %d", self.name, outcome.conflict, self.attempts)
@@ -338,15 +334,26 @@ class MicroBatch:
         steps.reached("after_commit")
         return version, True
 
-    def _after_commit(self, resolved: ResolvedMerge | None) -> None:
-        """Tell Spark what happened. A fault here must not make a landed commit look like a failure."""
+    def _committed(
+        self,
+        plan: MergePlan,
+        version: int | None,
+        counts: dict[str, int],
+        resolved: ResolvedMerge | None,
+        locator: str | None,
+    ) -> MergeResult:
+        """Tell Spark and the log what happened."""
+        if version is None and self.identity is not None:
+            return self._result(None, "another process committed this batch", None, {}, skipped=True)
         try:
             if resolved is not None:
                 resolved.refresh_cached_readers()
             if self.query is not None:
                 self.state.operation_metrics(self.spark).show(self.query, f"MergeSink [{self.config.target}]")
         except JVM_ERRORS:
+            # A fault here must not make a landed commit look like a failure.
             logger.warning("%s: committed, but its metrics can't be shown in the UI", self.name, exc_info=True)
+        return self._result(plan, plan.reason, version, counts, locator=locator)
 
     def _result(
         self,
@@ -370,44 +377,10 @@ class MicroBatch:
             num_commit_attempts=self.attempts,
             conflicts=tuple(self.conflicts),
             phase_ms=self.timer.phases(),
-            **_as_in_history(counts),
+            **as_in_history(counts),
         )
-        logger.info("%s", _line(self.name, result))
+        logger.info("%s", result.line(self.name))
         return result
-
-
-def _as_in_history(counts: dict[str, int]) -> dict[str, Any]:
-    """Return the counters as DESCRIBE HISTORY shows them, where an updated vector is a removed and an added one."""
-    shown = dict(counts)
-    updated = shown.get("num_target_deletion_vectors_updated", 0)
-    for verb in ("added", "removed"):
-        name = f"num_target_deletion_vectors_{verb}"
-        shown[name] = shown.get(name, 0) + updated
-    return shown
-
-
-def _line(name: str, result: MergeResult) -> str:
-    if result.skipped:
-        return f"{name}: skipped, {result.reason}"
-    phases = ", ".join(f"{phase} {ms}" for phase, ms in result.phase_ms.items())
-    return (
-        f"{name} (query {result.query_id}): version {result.version}, {result.strategy} ({result.reason}); "
-        f"{result.num_source_rows} source rows: {result.num_target_rows_inserted} inserted, "
-        f"{result.num_target_rows_updated} updated, {result.num_target_rows_deleted} deleted; "
-        f"files: {result.num_target_files_after_skipping} of {result.num_target_files_before_skipping} read, "
-        f"{result.num_added_files} added, {result.num_removed_files} removed; "
-        f"{result.num_commit_attempts} attempt(s); {result.execution_time_ms} ms ({phases})"
-    )
-
-
-def _count_skipping(files: list[DataFile], candidates: list[DataFile]) -> dict[str, int]:
-    return {
-        "num_target_files_before_skipping": len(files),
-        "num_target_bytes_before_skipping": sum(file.size for file in files),
-        "num_target_files_after_skipping": len(candidates),
-        "num_target_bytes_after_skipping": sum(file.size for file in candidates),
-        "num_target_partitions_after_skipping": count_partitions(candidates),
-    }
 
 
 def run_micro_batch(config: SinkConfig, state: SinkState, batch: DataFrame, batch_id: int | None) -> MergeResult:

@@ -224,3 +224,14 @@ def count_removed(files: Sequence[DataFile]) -> dict[str, int]:
         "num_target_bytes_removed": sum(file.size for file in files),
         "num_target_partitions_removed_from": count_partitions(files),
     }
+
+
+def count_skipping(files: Sequence[DataFile], candidates: Sequence[DataFile]) -> dict[str, int]:
+    """Count the files that are there and those of them that are read, as Delta's MERGE does."""
+    return {
+        "num_target_files_before_skipping": len(files),
+        "num_target_bytes_before_skipping": sum(file.size for file in files),
+        "num_target_files_after_skipping": len(candidates),
+        "num_target_bytes_after_skipping": sum(file.size for file in candidates),
+        "num_target_partitions_after_skipping": count_partitions(candidates),
+    }

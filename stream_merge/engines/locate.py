@@ -15,7 +15,8 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, bitmap
+from stream_merge.bridge.expressions import bitmap
+from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import deserialize
 from stream_merge.engines.job import ACTION, MergeJob, first_applying
