@@ -23,8 +23,7 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
         StreamMergeError: The merge is not possible.
     """
     session = sessions.classic_session(batch)
-    spark = state.execution_session(session)
-    with sessions.active(spark):
+    with state.lock, sessions.active(spark := state.execution_session(session)):
         frame = sessions.moved(batch, spark)
         check_columns(frame, config)
         is_complete = config.output_mode == "complete"

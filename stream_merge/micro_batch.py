@@ -213,7 +213,8 @@ class MicroBatch:
             candidates = files.all() if needs_all else self._candidates(resolved, transaction, source)
             if self_read.is_read:
                 transaction.read_whole_table()
-            transaction.track_read([file.add for file in candidates])
+            limits = {} if needs_all else source.partition_values(transaction.partition_columns)
+            transaction.track_read([file.add for file in candidates], limits)
         if source.num_rows == 0 and not needs_all:
             staged = Staged()
         else:
@@ -400,8 +401,7 @@ def run_micro_batch(config: SinkConfig, state: SinkState, batch: DataFrame, batc
             )
         identity = BatchIdentity(app_id=app_id, batch_id=batch_id, planned_ms=query.planned_ms if query else None)
     mode = config.output_mode or (query.output_mode if query else "update")
-    spark = state.execution_session(session)
-    with sessions.active(spark):
+    with state.lock, sessions.active(spark := state.execution_session(session)):
         micro_batch = MicroBatch(
             config=config,
             state=state,

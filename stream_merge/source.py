@@ -21,6 +21,9 @@ from stream_merge.statement import quote
 MAX_PARTITION_VALUES = 1000
 """Up to so many values of a partition column are compared one by one, beyond it only their range."""
 
+MAX_TRACKED_VALUES = 100
+"""Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -53,6 +56,16 @@ class Source:
             )
             for pair, (low, high, num_nulls, values) in self.bounds.items()
         ]
+
+    def partition_values(self, partition_columns: Sequence[str]) -> dict[str, frozenset[Any]]:
+        """Return the values of partition columns outside of which no row can match, where they are few."""
+        names = {name.lower(): name for name in partition_columns}
+        found = {}
+        for pair, (_, _, num_nulls, values) in self.bounds.items():
+            is_limited = values is not None and not (pair.is_null_safe and num_nulls)
+            if is_limited and values and len(values) <= MAX_TRACKED_VALUES and pair.target.lower() in names:
+                found[names[pair.target.lower()]] = values
+        return found
 
 
 def check_columns(batch: DataFrame, config: SinkConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,8 +29,13 @@ _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 
 @dataclass(slots=True)
 class SinkState:
-    """The caches of one sink in one process; one batch uses them at a time."""
+    """The caches of one sink in one process.
 
+    Attributes:
+        lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
+    """
+
+    lock: Any = field(default_factory=RLock)
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)

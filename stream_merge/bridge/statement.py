@@ -21,7 +21,7 @@ from stream_merge.bridge.jvm import (
     set_field,
     translate,
 )
-from stream_merge.bridge.table import Transaction
+from stream_merge.bridge.table import Transaction, without_stats
 from stream_merge.clauses import Clause, When
 
 SOURCE_ID = "_stream_merge_source_id"
@@ -214,8 +214,7 @@ class ResolvedMerge:
                 number that tells the rows of one run of a job apart.
         """
         jvm = self._jvm
-        slim = [{key: value for key, value in file.items() if key != "stats"} for file in files]
-        handles = jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions(jvm, "AddFile", slim))
+        handles = jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions(jvm, "AddFile", without_stats(files)))
         plan = self._command.buildTargetPlanWithFiles(
             self._spark._jsparkSession, transaction.handle, handles, seq(jvm, [])
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
@@ -222,20 +223,33 @@ class Transaction:
         """Make any change of the table by another writer a conflict."""
         self.handle.readWholeTable()
 
-    def track_read(self, files: Sequence[dict[str, Any]], partition_filter: Any = None) -> None:
+    def track_read(
+        self, files: Sequence[dict[str, Any]], partition_values: Mapping[str, Collection[Any]] | None = None
+    ) -> None:
         """Tell the transaction what was read, so that it knows a conflict when it sees one.
 
         Args:
             files: The AddFiles that were read.
-            partition_filter: Scala Seq of predicates on partition columns that the read was limited to.
+            partition_values: The values of partition columns that the read was limited to.
         """
         jvm = self.jvm
-        true = jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
-        predicates = partition_filter if partition_filter is not None else seq(jvm, [true])
-        self.handle.trackReadPredicates(predicates, False, True)
+        expressions = jvm.org.apache.spark.sql.catalyst.expressions
+        predicates = []
+        for name, values in (partition_values or {}).items():
+            # The conflict checker finds the column by its name; resolved or not makes no difference to it.
+            column = jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute(seq(jvm, [name]))
+            predicates.append(expressions.In(column, seq(jvm, [self._literal(value) for value in values])))
+        if predicates:
+            self.handle.trackReadPredicates(seq(jvm, predicates), True, True)
+        else:
+            self.handle.trackReadPredicates(seq(jvm, [expressions.Literal.TrueLiteral()]), False, True)
         if files:
             python_utils = jvm.org.apache.spark.api.python.PythonUtils
-            self.handle.trackFilesRead(python_utils.toSeq(actions(jvm, "AddFile", files)))
+            self.handle.trackFilesRead(python_utils.toSeq(actions(jvm, "AddFile", without_stats(files))))
+
+    def _literal(self, value: Any) -> Any:
+        column: Any = F.lit(value)
+        return self.jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column._jc)
 
     def write(self, frame: DataFrame) -> Any:
         """Write the frame's rows as new files and return the handle of their FileActions.
@@ -396,6 +410,11 @@ def table_exists(spark: SparkSession, target: str) -> bool:
     except TargetNotFoundError:
         return False
     return True
+
+
+def without_stats(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return AddFiles without their statistics, the bulk of them, for calls that do not look at these."""
+    return [{name: value for name, value in file.items() if name != "stats"} for file in files]
 
 
 def file_actions(jvm: Any, new_files: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,38 @@ def test_the_merge_comes_after_the_other_writer(spark, target, write_beside, at_
     matched = {"append of a key of the source": 2, "delete of the matched row": 0}.get(name, 1)
     assert (result.num_target_rows_updated, result.num_target_rows_inserted) == (matched, 2 - matched)
     assert result.strategy == strategy or name == "replace"
+
+
+PARTITIONS = {
+    "string": ("STRING", ["a b=c", "x"]),
+    "date": ("DATE", [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]),
+    "int": ("INT", [1, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["plain", "column mapping"])
+def test_another_writer_in_another_partition_is_no_conflict(
+    spark, create_table, create_source, at_step, kind, is_mapped
+):
+    sql_type, values = PARTITIONS[kind]
+    name, mode = ("My part", "name") if is_mapped else ("Part", "none")
+    schema = f"id INT, `{name}` {sql_type}, n INT"
+    path = create_table(
+        schema,
+        [(1, values[0], 1), (2, values[1], 2)],
+        partition_by=[name],
+        deletion_vectors=True,
+        properties={"delta.columnMapping.mode": mode},
+    )
+    sink = merge_sink(path, keys=["id", name])
+    attempts = []
+    for victim in (2, 1):
+        at_step("before_commit", lambda key=victim: spark.sql(f"UPDATE delta.`{path}` SET n = n + 1 WHERE id = {key}"))
+        batch = create_source(schema, [(1, values[0], 10), (3, values[0], 30)])
+        attempts.append(sink.merge(batch).num_commit_attempts)
+    assert attempts == [1, 2]
+    assert rows(spark, path) == [(1, values[0], 10), (2, values[1], 3), (3, values[0], 30)]
 
 
 @pytest.mark.parametrize(
