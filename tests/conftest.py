@@ -29,6 +29,9 @@ SESSION_CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Every test has tables of its own: a thousand logs in the cache, an hour each, would fill the heap with their snapshots.
+    "spark.databricks.delta.delta.log.cacheSize": "20",
+    "spark.sql.ui.retainedExecutions": "50",
     # Over a dozen rows, compiling a plan and planning each stage anew take longer than running it.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
