@@ -1,7 +1,8 @@
 """Deletion vectors in Delta's format, made on the driver without a call into the JVM for each file.
 
 The format is that of the Delta protocol ("Deletion Vectors", "Deletion Vector Format"): a 64-bit Roaring bitmap in the
-portable serialisation behind a magic number, in the log itself while it is small, else in a file that one commit shares.
+portable serialisation behind a magic number, in a file that the vectors of one commit share. The log itself could hold small
+ones, and such are read, but Delta's VACUUM fails on a table that has one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ NATIVE_MAGIC = struct.pack(">I", 1681511376)
 """Of Delta's older serialisation, which is read but not written."""
 
 FILE_FORMAT_VERSION = b"\x01"
-MAX_INLINE_BYTES = 512
-"""Larger vectors go to a file: the log is read whole by everyone, and each update writes the whole vector again."""
-
 MAX_CACHED_BYTES = 64 * 1024 * 1024
 
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -159,7 +157,7 @@ class VectorCache:
 
 @dataclass(slots=True)
 class VectorWriter:
-    """Collects the vectors of one commit; those that are not inline share one file."""
+    """Collects the vectors of one commit, which share one file."""
 
     cache: VectorCache
     prefix: str = ""
@@ -169,9 +167,6 @@ class VectorWriter:
     def add(self, rows: BitMap64) -> StoredVector:
         """Store a bitmap and return where it is."""
         data = serialize(rows)
-        if len(data) <= MAX_INLINE_BYTES:
-            padded = data + bytes(-len(data) % 4)
-            return StoredVector("i", z85_encode(padded), len(data), len(rows))
         offset = len(self._content)
         self._content += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
         vector = StoredVector("u", self.prefix + z85_encode(self._id.bytes), len(data), len(rows), offset)
@@ -179,7 +174,7 @@ class VectorWriter:
         return vector
 
     def file(self) -> tuple[str, bytes] | None:
-        """Return path and content of the file that has to exist before the commit, or None when all are inline."""
+        """Return path and content of the file that has to exist before the commit, or None without any vector."""
         if len(self._content) == len(FILE_FORMAT_VERSION):
             return None
         name = f"deletion_vector_{self._id}.bin"

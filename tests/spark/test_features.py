@@ -214,6 +214,27 @@ class TestCommitTimestamps:
         assert read_rows(path, version=first) == [Row(id=1, v=2)]
 
 
+class TestMaintenance:
+    @pytest.mark.core
+    def test_deltas_own_commands_work_on_the_merged_table(
+        self, spark, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table("id INT, v INT", [(key, 0) for key in range(6)], deletion_vectors=deletion_vectors)
+        upsert(path).merge(create_source("id int, v int", [(1, 1), (7, 7)]))
+        spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        try:
+            spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
+        finally:
+            spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+        upsert(path).merge(create_source("id int, v int", [(1, 2), (2, 2)]))
+        spark.sql(f"OPTIMIZE delta.`{path}`")
+        upsert(path).merge(create_source("id int, v int", [(3, 3)]))
+        spark.sql(f"REORG TABLE delta.`{path}` APPLY (PURGE)")
+        spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 0")
+        upsert(path).merge(create_source("id int, v int", [(4, 4)]))
+        assert [tuple(row) for row in read_rows(path)] == [(1, 2), (2, 2), (3, 3), (4, 4), (5, 0), (7, 7)]
+
+
 class TestRefused:
     def test_identity_columns(self, spark, table_path, append_rows, create_source, read_rows, deletion_vectors):
         columns = {"key": ("BIGINT", IdentityGenerator()), "id": "INT", "v": "INT"}

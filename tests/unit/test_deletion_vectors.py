@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from stream_merge.deletion_vectors import (
-    MAX_INLINE_BYTES,
     StoredVector,
     VectorCache,
     VectorWriter,
@@ -51,19 +50,18 @@ def test_an_unknown_format_is_refused():
         deserialize(b"\x01\x02\x03\x04" + serialize(BitMap64([1]))[4:])
 
 
-def test_small_vectors_are_inline_and_large_ones_share_a_file():
+def test_the_vectors_of_a_commit_share_a_file():
     cache, files = VectorCache(), {}
     writer = VectorWriter(cache, prefix="xy")
     small, large, larger = BitMap64([1, 2**33]), BitMap64(range(0, 9000, 7)), BitMap64(range(0, 90000, 11))
     vectors = [writer.add(rows) for rows in (small, large, larger)]
     path, content = writer.file()
     files[path] = content
-    assert [vector.storage_type for vector in vectors] == ["i", "u", "u"]
-    assert vectors[0].size_in_bytes <= MAX_INLINE_BYTES < vectors[1].size_in_bytes
-    assert {vector.path() for vector in vectors[1:]} == {path}
+    assert [vector.storage_type for vector in vectors] == ["u", "u", "u"]
+    assert {vector.path() for vector in vectors} == {path}
     assert path.startswith("xy/deletion_vector_")
     assert uuid.UUID(path.removeprefix("xy/deletion_vector_").removesuffix(".bin"))
-    for vector in vectors[1:]:
+    for vector in vectors:
         data = content[vector.offset + 4 : vector.offset + 4 + vector.size_in_bytes]
         assert struct.unpack(">I", content[vector.offset : vector.offset + 4]) == (len(data),)
         end = vector.offset + 4 + len(data)
@@ -80,10 +78,14 @@ def test_small_vectors_are_inline_and_large_ones_share_a_file():
         assert cache.load(again, lambda *_: pytest.fail("a vector that was just written is read")) == rows
 
 
-def test_no_file_without_a_large_vector():
-    writer = VectorWriter(VectorCache())
-    writer.add(BitMap64([5]))
-    assert writer.file() is None
+def test_no_file_without_a_vector():
+    assert VectorWriter(VectorCache()).file() is None
+
+
+def test_a_vector_in_the_log_is_read():
+    data = serialize(BitMap64([5, 2**33]))
+    vector = StoredVector("i", z85_encode(data + bytes(-len(data) % 4)), len(data), 2)
+    assert VectorCache().load(vector, lambda *_: pytest.fail("nothing is to be read")) == BitMap64([5, 2**33])
 
 
 def test_delete_rows_keeps_the_file_and_widens_its_bounds():
