@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from stream_merge.clauses import Clause, Expression
 from stream_merge.errors import ConfigError
@@ -16,6 +17,8 @@ NULL_KEY_POLICIES = ("error", "match", "quarantine")
 LOCATORS = ("scan", "index")
 MAX_COMMIT_RETRIES = 1000
 
+DEFAULT_TOMBSTONE_RETENTION = timedelta(days=7)
+
 _ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -26,7 +29,9 @@ class SinkConfig:
     target: str
     keys: tuple[str, ...] = ()
     on: Expression | None = None
-    sequence_by: tuple[str, ...] = ()
+    sequence_by: tuple[Expression, ...] = ()
+    tie_break_by: tuple[Expression, ...] = ()
+    tombstone_retention: timedelta = DEFAULT_TOMBSTONE_RETENTION
     delete_when: Expression | None = None
     clauses: tuple[Clause, ...] = ()
     source_alias: str = "source"
@@ -48,6 +53,21 @@ class SinkConfig:
     user_metadata: str | None = None
     on_result: Callable[[MergeResult], None] | None = None
 
+    @property
+    def sequence_columns(self) -> tuple[str, ...]:
+        """The sequence, once it is in terms of columns."""
+        return tuple(part for part in self.sequence_by if isinstance(part, str))
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the sink keeps the order of changes across batches: its default clauses do, given a sequence."""
+        return bool(self.sequence_by) and not self.clauses
+
+    @property
+    def keeps_tombstones(self) -> bool:
+        """Whether the sink remembers deletes."""
+        return self.keeps_order and bool(self.tombstone_retention)
+
     def check(self) -> None:
         """Raise `ConfigError` with every fault that can be found without a table."""
         faults = [*self._key_faults(), *self._choice_faults(), *self._creation_faults()]
@@ -58,11 +78,22 @@ class SinkConfig:
         faults = []
         if bool(self.keys) == (self.on is not None):
             faults.append("give exactly one of keys and on")
-        for name, columns in (("keys", self.keys), ("sequence_by", self.sequence_by)):
-            if len(set(columns)) < len(columns):
-                faults.append(f"{name} names a column twice: {', '.join(columns)}")
-            if not all(columns):
+        for name, columns in (
+            ("keys", self.keys),
+            ("sequence_by", self.sequence_by),
+            ("tie_break_by", self.tie_break_by),
+        ):
+            texts = [column for column in columns if isinstance(column, str)]
+            if len(set(texts)) < len(texts):
+                faults.append(f"{name} names a column twice: {', '.join(texts)}")
+            if not all(text.strip() for text in texts):
                 faults.append(f"{name} has an empty column name")
+        if self.tie_break_by and not self.sequence_by:
+            faults.append("tie_break_by needs sequence_by")
+        if self.tombstone_retention < timedelta(0):
+            faults.append(
+                f"tombstone_retention={self.tombstone_retention} is negative; timedelta(0) keeps no tombstones"
+            )
         if not self.keys:
             faults += [
                 f"{name} needs keys"

@@ -16,6 +16,7 @@ __all__ = [
     "CommitConflictError",
     "CommitStateUnknownError",
     "ConfigError",
+    "ConfigurationChangedError",
     "ConnectNotSupportedError",
     "ConstraintViolationError",
     "MergeExecutionError",
@@ -53,6 +54,10 @@ class ConfigError(StreamMergeError, ValueError):
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = tuple(faults)
         super().__init__("; ".join(self.faults))
+
+
+class ConfigurationChangedError(StreamMergeError):
+    """The table was written by a sink with other keys or another sequence, under which its rows cannot be compared."""
 
 
 class ConnectNotSupportedError(StreamMergeError):

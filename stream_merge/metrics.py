@@ -31,6 +31,15 @@ class MergeResult:
         num_commit_attempts: How often a commit was tried; more than one after conflicts.
         conflicts: Delta's name of the conflict for each attempt that failed.
         phase_ms: Duration of each phase of `PHASES`.
+        num_superseded_rows: Changes that a newer one of the same key in the batch made superfluous.
+        num_tied_keys: Keys whose newest changes in the batch have one sequence and different contents.
+        num_stale_rows: Changes that are older than the row they match, and were left out for that.
+        num_outdated_rows: Changes that are older than a remembered delete of their key, and were left out for that.
+        num_undecidable_rows: Changes that are older than a delete which was forgotten, maybe one of their key.
+        num_tombstones: Deletes that the table remembers after the commit.
+        num_tombstones_added: Deletes of this batch.
+        num_tombstones_removed: Deletes that were forgotten, or replaced by later ones of the same key.
+        oldest_tombstone_ms: Age of the oldest of them.
     """
 
     target: str
@@ -72,6 +81,15 @@ class MergeResult:
     num_target_deletion_vectors_removed: int = 0
     num_added_files: int = 0
     num_removed_files: int = 0
+    num_superseded_rows: int = 0
+    num_tied_keys: int = 0
+    num_stale_rows: int = 0
+    num_outdated_rows: int = 0
+    num_undecidable_rows: int = 0
+    num_tombstones: int = 0
+    num_tombstones_added: int = 0
+    num_tombstones_removed: int = 0
+    oldest_tombstone_ms: int = 0
     execution_time_ms: int = 0
     scan_time_ms: int = 0
     rewrite_time_ms: int = 0
@@ -104,6 +122,7 @@ def delta_name(field_name: str) -> str:
 
 COUNTERS = (
     *(f.name for f in fields(MergeResult) if f.name.startswith("num_") and f.name != "num_commit_attempts"),
+    "oldest_tombstone_ms",
     "execution_time_ms",
     "scan_time_ms",
     "rewrite_time_ms",

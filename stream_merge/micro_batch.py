@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.self_read import SelfRead, find_self_read
 from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
 from stream_merge.bridge.table import Table, Transaction, create_table, open_table, table_exists
+from stream_merge.change_memory import ChangeMemory, ordered_batch, prepare_target, recall
 from stream_merge.clauses import Clause, find_clause_faults
 from stream_merge.config import SinkConfig
 from stream_merge.engines import run_engine
@@ -29,9 +30,10 @@ from stream_merge.files import DataFile
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.quarantine import set_aside
-from stream_merge.source import Source, check_columns, persisted
+from stream_merge.source import Source, check_columns, deletes, evaluated, measured
 from stream_merge.state import SinkState
 from stream_merge.statement import effective_clauses
+from stream_merge.tombstones import DOMAIN, TombstoneState
 from stream_merge.transaction import BatchIdentity, back_off, settle
 
 logger = logging.getLogger("stream_merge")
@@ -63,6 +65,9 @@ class MicroBatch:
         query: The running query, or None.
         identity: Under which ids the batch is recorded; None outside a stream.
         is_complete: Whether the batch is the whole result.
+        ordered: The sink, its sequence in terms of columns that batch and target have.
+        memory: The deletes that the table remembers.
+        remembered: What it will remember after the commit.
     """
 
     config: SinkConfig
@@ -74,6 +79,9 @@ class MicroBatch:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     conflicts: list[str] = field(default_factory=list)
     attempts: int = 0
+    ordered: SinkConfig = field(init=False)
+    memory: ChangeMemory | None = None
+    remembered: TombstoneState | None = None
 
     @property
     def spark(self) -> SparkSession:
@@ -107,6 +115,11 @@ class MicroBatch:
         self._check_self_read(self_read, transaction)
         if self.is_complete:
             return self._overwrite(plan, table, transaction, self_read)
+        with self.timer.phase("open"):
+            transaction = prepare_target(self.config, self.frame, table, transaction)
+            self.ordered, self.frame = ordered_batch(self.config, self.frame, transaction)
+            self.memory = recall(self.config, self.ordered, table, transaction)
+        clauses = checked_clauses(self.ordered)
         return self._merge(plan, clauses, table, transaction, self_read)
 
     def _table(self) -> Table:
@@ -154,8 +167,9 @@ class MicroBatch:
     ) -> MergeResult:
         with ExitStack() as stack:
             with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
-                resolved = self.state.resolve(self.frame, transaction, self.config, clauses)
-                source = stack.enter_context(self._source(resolved, transaction))
+                resolved = self.state.resolve(self.frame, transaction, self.ordered, clauses)
+                rows = stack.enter_context(self._evaluated())
+                source = stack.enter_context(self._measured(rows, resolved, transaction))
             steps.reached("after_persist")
             written: Any = None
             while True:
@@ -165,21 +179,28 @@ class MicroBatch:
                 version, is_settled = self._commit(table, transaction, staged, operation, counts, self_read)
                 if is_settled:
                     break
-                before = transaction
+                before, known = transaction, self.memory and self.memory.state
                 with self.timer.phase("open"):
                     transaction = table.begin()
-                    resolved = self.state.resolve(self.frame, transaction, self.config, clauses)
+                    self.memory = recall(self.config, self.ordered, table, transaction)
+                    resolved = self.state.resolve(self.frame, transaction, self.ordered, clauses)
                 is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
                 if not is_same:
                     check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
+                if (self.memory and self.memory.state) != known:
+                    # Another sink's deletes: they may make other changes outdated.
+                    source = stack.enter_context(self._measured(rows, resolved, transaction))
+                    is_same = False
                 written = staged.reusable if is_same else None
+        if self.memory and self.remembered and version is not None:
+            self.memory.after_commit(self.remembered)
         return self._committed(plan, version, counts, resolved, staged.locator)
 
     @contextmanager
-    def _source(self, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[Source]:
-        config = self.config
+    def _evaluated(self) -> Iterator[DataFrame]:
+        config = self.ordered
         with ExitStack() as stack:
             batch = self.frame
             if config.quarantine is not None:
@@ -193,9 +214,14 @@ class MicroBatch:
                     app_id=ids.app_id if ids else None,
                     batch_id=ids.batch_id if ids else None,
                 )
-            independence = independent_rows(resolved.clauses)
-            columns = transaction.partition_columns
-            yield stack.enter_context(persisted(batch, config, resolved, columns, independence, self.name))
+            yield stack.enter_context(evaluated(batch, config))
+
+    def _measured(
+        self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction
+    ) -> AbstractContextManager[Source]:
+        independence = independent_rows(resolved.clauses)
+        columns = transaction.partition_columns
+        return measured(rows, self.ordered, resolved, columns, independence, self.memory, self.name)
 
     def _stage(
         self,
@@ -230,6 +256,7 @@ class MicroBatch:
                     index=self.state.index,
                     locator=self.config.locator,
                     check_cardinality=self.config.check_cardinality,
+                    keeps_order=self.config.keeps_order,
                     has_change_feed=has_change_feed(transaction.properties),
                     batch=self.name,
                     timer=self.timer,
@@ -237,7 +264,22 @@ class MicroBatch:
                 ),
             )
         staged.counts |= count_skipping(files.all(), candidates)
+        staged.counts |= source.counts
+        if self.memory is not None:
+            self._remember(self.memory, staged, resolved, transaction, source)
         return staged
+
+    def _remember(
+        self, memory: ChangeMemory, staged: Staged, resolved: ResolvedMerge, transaction: Transaction, source: Source
+    ) -> None:
+        """Stage the batch's tombstones. A merge outside a stream that changes nothing commits nothing."""
+        with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
+            deleted = resolved.source(source.rows).where(deletes(resolved))
+            self.remembered, counts = memory.next_state(deleted, source.num_deletes, transaction.version)
+        staged.counts |= counts
+        changes = staged.changes
+        if self.identity or changes.new_files or changes.removes or self.remembered.files != memory.state.files:
+            changes.domain_metadata[DOMAIN] = self.remembered.to_json()
 
     def _active_files(self, transaction: Transaction) -> Any:
         self.state.files.advance(

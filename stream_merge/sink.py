@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
 
 from stream_merge.clauses import Action, Clause, Expression, When
-from stream_merge.config import SinkConfig
+from stream_merge.config import DEFAULT_TOMBSTONE_RETENTION, SinkConfig
 from stream_merge.metrics import MergeResult
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from stream_merge.state import SinkState
 
@@ -21,7 +22,8 @@ def merge_sink(
     *,
     keys: str | Sequence[str] | None = None,
     on: Expression | None = None,
-    sequence_by: str | Sequence[str] | None = None,
+    sequence_by: Expression | Sequence[Expression] | None = None,
+    tie_break_by: Expression | Sequence[Expression] | None = None,
     delete_when: Expression | None = None,
     source_alias: str = "source",
     target_alias: str = "target",
@@ -36,6 +38,7 @@ def merge_sink(
     strategy: str | None = None,
     locator: str | None = None,
     null_keys: str = "error",
+    tombstone_retention: timedelta = DEFAULT_TOMBSTONE_RETENTION,
     check_cardinality: bool = True,
     quarantine: str | None = None,
     max_commit_retries: int = 10,
@@ -48,8 +51,13 @@ def merge_sink(
         target: Path (anything with a `/`) or catalog name of the Delta table.
         keys: Columns, of the same names in source and target, that identify a row. Exactly one of `keys` and `on` is given.
         on: Merge condition over the two aliases, as in SQL's MERGE.
-        sequence_by: Columns that order the changes of a key, oldest first. The newest change of each key in a batch is
-            taken, and the default clauses leave a target row alone that is newer than the change. Needs `keys`.
+        sequence_by: Columns or expressions of the source that order the changes of a key; the first one that differs decides,
+            and NULL is older than any. The newest change of each key in a batch is taken. The default clauses leave a target row
+            alone that is newer than the change, and remember deletes, so that an older change that comes late does not bring
+            the row back. The sequence of each row is kept in the target: in columns of the same names where it has them all,
+            else in a column `_stream_merge_sequence` that the sink adds. Needs `keys`.
+        tie_break_by: Columns or expressions that decide between changes of one sequence; for Kafka's records, say, partition and
+            offset. Without, the change of the later batch wins, and inside a batch one that their contents decide.
         delete_when: Condition on the source under which the default clauses delete. Needs `keys`.
         source_alias: Name of the micro-batch in expressions.
         target_alias: Name of the table in expressions.
@@ -67,6 +75,9 @@ def merge_sink(
             and reads new files only. By default the index is used where it can answer and a scan would read much; where it
             cannot, the files are scanned whatever is asked for.
         null_keys: What happens to source rows with NULL in a key: error, match (NULL equals NULL) or quarantine.
+        tombstone_retention: How long deletes are remembered, by the clock of the machine that runs the query; 7 days by default.
+            It adds the table feature domainMetadata to the target. `timedelta(0)` remembers none: an older change that comes
+            after its key's delete, in a later batch, then brings the row back.
         check_cardinality: Whether it is an error that several source rows match one target row. Without the check the
             result has a row for each match.
         quarantine: Path or name of a Delta table that takes the rows that cannot be merged; created when missing.
@@ -86,7 +97,8 @@ def merge_sink(
             target=target,
             keys=_names(keys),
             on=on,
-            sequence_by=_names(sequence_by),
+            sequence_by=_expressions(sequence_by),
+            tie_break_by=_expressions(tie_break_by),
             delete_when=delete_when,
             source_alias=source_alias,
             target_alias=target_alias,
@@ -101,6 +113,7 @@ def merge_sink(
             strategy=strategy,
             locator=locator,
             null_keys=null_keys,
+            tombstone_retention=tombstone_retention,
             check_cardinality=check_cardinality,
             quarantine=quarantine,
             max_commit_retries=max_commit_retries,
@@ -218,6 +231,19 @@ class MergeSink:
 
         return explain(self._config, self._state(), batch_df)
 
+    def reset_state(self, spark: SparkSession) -> None:
+        """Forget the remembered deletes of the target, and under which keys and sequence it was written.
+
+        For a sink whose `keys` or `sequence_by` were changed on purpose, after the rows of the table were made to fit. The rows
+        stay as they are.
+
+        Raises:
+            StreamMergeError: The target is no Delta table, or another writer was faster.
+        """
+        from stream_merge.change_memory import forget_state
+
+        forget_state(spark, self._config.target)
+
     def _state(self) -> SinkState:
         # Made here rather than in __init__: importing the package must start nothing and need no pyspark.
         if self._cache is None:
@@ -232,6 +258,14 @@ class MergeSink:
     def __setstate__(self, config: SinkConfig) -> None:
         self._config = config
         self._cache = None
+
+
+def _expressions(parts: Expression | Sequence[Expression] | None) -> tuple[Expression, ...]:
+    if parts is None:
+        return ()
+    if isinstance(parts, (list, tuple)):
+        return tuple(parts)
+    return (cast("Expression", parts),)
 
 
 def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType, VariantType
 
 from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, ResolvedMerge
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
 from stream_merge.files import KeyRange, comparable, is_prunable, physical_name
+from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, newest_changes
 from stream_merge.statement import quote
+
+if TYPE_CHECKING:
+    from stream_merge.change_memory import ChangeMemory
 
 MAX_PARTITION_VALUES = 1000
 """Up to so many values of a partition column are compared one by one, beyond it only their range."""
@@ -35,6 +38,8 @@ class Source:
         bounds: Smallest and largest value, number of nulls, and values where they are few, for each of the key pairs.
         is_independent: Whether what is written for a row is the same whether it matches or not.
         num_independent_rows: How many rows are written then.
+        num_deletes: How many rows are deletes, for a sink with a sequence.
+        counts: Metrics of the order of changes, by field name of `MergeResult`.
     """
 
     rows: DataFrame
@@ -42,6 +47,8 @@ class Source:
     bounds: Mapping[KeyPair, tuple[Any, Any, int, frozenset[Any] | None]]
     is_independent: bool
     num_independent_rows: int
+    num_deletes: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
         """Return what the batch can match, for skipping files of a table with this schema."""
@@ -73,7 +80,7 @@ def check_columns(batch: DataFrame, config: SinkConfig) -> None:
 
     Raises:
         ConfigError: A column has a reserved name.
-        UnresolvedColumnError: keys or sequence_by name a column that the batch does not have.
+        UnresolvedColumnError: keys name a column that the batch does not have.
     """
     reserved = [name for name in batch.columns if name.lower().startswith(RESERVED_PREFIX)]
     if reserved:
@@ -81,62 +88,63 @@ def check_columns(batch: DataFrame, config: SinkConfig) -> None:
             [f"the column name {name} begins with {RESERVED_PREFIX}, which is reserved" for name in reserved]
         )
     present = {name.lower() for name in batch.columns}
-    missing = [name for name in (*config.keys, *config.sequence_by) if name.lower() not in present]
+    missing = [name for name in config.keys if name.lower() not in present]
     if missing:
         raise UnresolvedColumnError(f"the source has no column {', '.join(missing)}; it has {', '.join(batch.columns)}")
 
 
-def newest_changes(batch: DataFrame, keys: Sequence[str], sequence_by: Sequence[str]) -> DataFrame:
-    """Return the newest change of each key.
-
-    A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a
-    replay decides alike.
-    """
-    contents = [F.col(quote(f.name)) for f in batch.schema if not _is_unordered(f.dataType)]
-    order = [F.col(quote(name)).desc_nulls_last() for name in sequence_by] + [F.xxhash64(*contents).desc()]
-    rank = RESERVED_PREFIX + "rank"
-    window = Window.partitionBy(*[quote(key) for key in keys]).orderBy(*order)
-    ranked = batch.select("*", F.row_number().over(window).alias(rank))
-    return ranked.where(F.col(rank) == 1).drop(rank)
-
-
-def _is_unordered(data_type: Any) -> bool:
-    # Spark hashes neither maps nor variants.
-    if isinstance(data_type, (MapType, VariantType)):
-        return True
-    parts = [f.dataType for f in data_type.fields] if hasattr(data_type, "fields") else []
-    element = getattr(data_type, "elementType", None)
-    return any(_is_unordered(part) for part in [*parts, *([element] if element is not None else [])])
+def own_columns(config: SinkConfig) -> dict[str, str]:
+    """Return name and type of the columns that `evaluated` adds to a batch."""
+    of_order = {IS_TIED: "boolean", NUM_SUPERSEDED: "bigint"} if config.sequence_by else {}
+    return {**of_order, SOURCE_ID: "bigint"}
 
 
 @contextmanager
-def persisted(
-    batch: DataFrame,
+def evaluated(batch: DataFrame, config: SinkConfig) -> Iterator[DataFrame]:
+    """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`."""
+    changes = newest_changes(batch, config.keys, config.sequence_columns) if config.sequence_by else batch
+    rows = changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID)).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield rows
+    finally:
+        rows.unpersist(blocking=True)
+
+
+@contextmanager
+def measured(
+    rows: DataFrame,
     config: SinkConfig,
     resolved: ResolvedMerge,
     partition_columns: Sequence[str],
     independence: tuple[Column, Column] | None,
+    memory: ChangeMemory | None,
     batch_name: str,
 ) -> Iterator[Source]:
-    """Evaluate the batch once and keep it for the block.
+    """Leave out what is older than a remembered delete, and find out what the merge needs to know of the batch.
 
     Args:
-        batch: The batch, already without the rows that go to quarantine.
+        rows: The evaluated batch.
         config: The sink.
         resolved: The statement.
         partition_columns: Partition columns of the target.
         independence: Whether a source row's new row depends on a match, and whether it has one; None if it always may.
+        memory: The remembered deletes, if the sink keeps any.
         batch_name: How messages name the batch.
 
     Raises:
         NullKeyError: Keys are null and `null_keys` is error.
     """
-    changes = newest_changes(batch, config.keys, config.sequence_by) if config.sequence_by else batch
-    rows = changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID)).persist(StorageLevel.MEMORY_AND_DISK)
+    if memory is None or not memory.state.files:
+        yield _measured(rows, config, resolved, partition_columns, independence, memory, 0, batch_name)
+        return
+    outdated = memory.tombstones.outdated(memory.state.files, rows).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        yield _measured(rows, config, resolved, partition_columns, independence, batch_name)
+        num_outdated = outdated.count()
+        if num_outdated:
+            rows = rows.join(F.broadcast(outdated), SOURCE_ID, "left_anti").select(*[quote(c) for c in rows.columns])
+        yield _measured(rows, config, resolved, partition_columns, independence, memory, num_outdated, batch_name)
     finally:
-        rows.unpersist(blocking=True)
+        outdated.unpersist(blocking=True)
 
 
 def _measured(
@@ -145,6 +153,8 @@ def _measured(
     resolved: ResolvedMerge,
     partition_columns: Sequence[str],
     independence: tuple[Column, Column] | None,
+    memory: ChangeMemory | None,
+    num_outdated: int,
     batch_name: str,
 ) -> Source:
     partitions = {name.lower() for name in partition_columns}
@@ -164,6 +174,14 @@ def _measured(
     if independence is not None:
         depends, is_written = independence
         aggregates += [F.count(F.when(depends, 1)).alias("dependent"), F.count(F.when(is_written, 1)).alias("written")]
+    if config.sequence_by:
+        is_undecidable = F.lit(False) if memory is None else memory.tombstones.is_undecidable(memory.state)
+        aggregates += [
+            F.coalesce(F.sum(NUM_SUPERSEDED), F.lit(0)).alias("superseded"),
+            F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
+            F.count(F.when(is_undecidable, 1)).alias("undecidable"),
+            F.count(F.when(deletes(resolved) if config.keeps_order else F.lit(False), 1)).alias("deletes"),
+        ]
     row = resolved.source(rows).agg(*aggregates).collect()[0]
     if row["null_keys"]:
         raise NullKeyError(batch_name, config.keys, row["null_keys"])
@@ -178,7 +196,22 @@ def _measured(
         bounds=bounds,
         is_independent=independence is not None and row["dependent"] == 0,
         num_independent_rows=row["written"] if independence is not None else 0,
+        num_deletes=row["deletes"] if config.sequence_by else 0,
+        counts={
+            "num_superseded_rows": row["superseded"],
+            "num_tied_keys": row["tied"],
+            "num_undecidable_rows": row["undecidable"],
+            "num_outdated_rows": num_outdated,
+        }
+        if config.sequence_by
+        else {},
     )
+
+
+def deletes(resolved: ResolvedMerge) -> Column:
+    """Return whether the default clauses of a sink with a sequence delete by a source row, rather than upsert it."""
+    insert = next((c for c in resolved.clauses if c.clause.is_insert), None)
+    return F.lit(False) if insert is None or insert.condition is None else ~insert.condition
 
 
 def null_key_condition(keys: Sequence[str]) -> Column:

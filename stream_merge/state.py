@@ -20,6 +20,7 @@ from stream_merge.deletion_vectors import VectorCache
 from stream_merge.files import TableFiles
 from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import COUNTERS, delta_name
+from stream_merge.source import own_columns
 from stream_merge.statement import merge_sql, quote
 
 MAX_RESOLVED = 8
@@ -95,6 +96,7 @@ class SinkState:
             config.source_alias,
             batch,
             clauses,
+            own_columns=own_columns(config),
             may_evolve_schema=config.merge_schema,
             has_char_columns=_CHAR in transaction.metadata["schemaString"],
         )

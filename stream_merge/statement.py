@@ -85,11 +85,13 @@ def _not_older(config: SinkConfig) -> str | None:
         return None
     older = []
     equal: list[str] = []
-    for name in config.sequence_by:
+    for name in config.sequence_columns:
         source, target = quote(config.source_alias, name), quote(config.target_alias, name)
-        older.append(" AND ".join([*equal, f"{source} < {target}"]))
+        # As inside a batch, a missing sequence is older than any.
+        is_older = f"coalesce({source} < {target}, {source} IS NULL AND {target} IS NOT NULL)"
+        older.append(" AND ".join([*equal, is_older]))
         equal.append(f"{source} <=> {target}")
-    return f"NOT coalesce({' OR '.join(f'({case})' for case in older)}, false)"
+    return f"NOT ({' OR '.join(f'({case})' for case in older)})"
 
 
 def merge_condition(config: SinkConfig) -> Expression:

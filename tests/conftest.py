@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from stream_merge import steps
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
@@ -168,3 +170,22 @@ def read_rows(spark: SparkSession) -> Callable[..., list[Row]]:
         return sorted((frame.select(*columns) if columns else frame).collect(), key=repr)
 
     return read
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that makes something happen the next times that a merge reaches a step."""
+
+    def interfere(step: str, action: Callable[[], object], *, after: int = 0, times: int = 1) -> None:
+        reached = 0
+
+        def observe(name: str) -> None:
+            nonlocal reached
+            if name == step:
+                reached += 1
+                if after < reached <= after + times:
+                    action()
+
+        monkeypatch.setattr(steps, "observer", observe)
+
+    return interfere

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -195,7 +195,7 @@ class ResolvedMerge:
         that child. This is one call, where a projection would need several for each column.
 
         Args:
-            frame: The batch, with `SOURCE_ID` as its last column.
+            frame: The batch, with the columns that were analysed and those of the sink's own behind them.
         """
         union = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Union(
             seq(self._jvm, [frame_plan(self._template), frame_plan(frame)]), False, False
@@ -309,6 +309,11 @@ def overwrite_operation(
     return described_operation(jvm, operation, metric_names, user_metadata)
 
 
+def manual_operation(spark: SparkSession) -> Any:
+    """Return Delta's operation for a commit that no statement stands for."""
+    return scala_object(spark._jvm.org.apache.spark.sql.delta, "DeltaOperations$ManualUpdate")  # type: ignore[union-attr]
+
+
 def frame_plan(frame: DataFrame) -> Any:
     """Return the analysed plan of a frame."""
     return frame._jdf.queryExecution().analyzed()
@@ -321,6 +326,7 @@ def analyse(
     batch: DataFrame,
     clauses: Sequence[Clause],
     *,
+    own_columns: Mapping[str, str],
     may_evolve_schema: bool,
     has_char_columns: bool,
 ) -> ResolvedMerge:
@@ -330,8 +336,9 @@ def analyse(
         spark: The session to analyse and execute in.
         statement: The statement; its source relation is a placeholder.
         source_alias: The alias of the source in it.
-        batch: The batch, without `SOURCE_ID`.
+        batch: The batch, without columns of the sink's own.
         clauses: The clauses that the statement was made from.
+        own_columns: The columns that the sink adds to the batch after this, with their types; SOURCE_ID is the last.
         may_evolve_schema: Whether columns that only the batch has are added to the table.
         has_char_columns: Whether the target has columns of type CHAR.
 
@@ -359,7 +366,8 @@ def analyse(
         bound = parsed.withNewChildren(seq(jvm, [parsed.targetTable(), source]))
         skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
         command = session.sessionState().executePlan(bound, skip).analyzed()
-        template = DataFrame(empty, spark).withColumn(SOURCE_ID, F.lit(0).cast("long"))
+        own = [F.lit(None).cast(kind).alias(name) for name, kind in own_columns.items()]
+        template = DataFrame(empty, spark).select("*", *own)
         return ResolvedMerge(spark, command, template, clauses)
     except JVM_ERRORS as error:
         raise translate(error) from error

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
     actions,
+    items,
     load_class,
     option,
     optional,
@@ -86,6 +87,25 @@ class Table:
             protocol=json.loads(transaction.protocol().json())["protocol"],
         )
 
+    def enable_feature(self, feature: str) -> None:
+        """Add a table feature to the protocol, in a commit of its own; nothing happens where it is there."""
+        from delta.tables import DeltaTable
+
+        path = path_of(self.name)
+        spark = self.spark
+        table = DeltaTable.forName(spark, self.name) if path is None else DeltaTable.forPath(spark, path)
+        try:
+            table.addFeatureSupport(feature)
+        except JVM_ERRORS as error:
+            raise translate(error) from error
+
+    def add_column(self, name: str, sql_type: str) -> None:
+        """Add a column to the schema, in a commit of its own."""
+        try:
+            self.spark.sql(f"ALTER TABLE {sql_name(self.name)} ADD COLUMNS (`{name}` {sql_type})")
+        except JVM_ERRORS as error:
+            raise translate(error) from error
+
     def read_commit(self, version: int) -> list[dict[str, Any]]:
         """Return the actions of a commit that lies in the log's folder.
 
@@ -113,6 +133,26 @@ class Table:
         finally:
             stream.close()
 
+    def list_folders(self, path: str) -> dict[str, int]:
+        """Return name and time of modification (milliseconds since the epoch) of what lies in a folder of the table."""
+        folder = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+        system = folder.getFileSystem(self.log.newDeltaHadoopConf())
+        if not system.exists(folder):
+            return {}
+        return {
+            str(status.getPath().getName()): int(status.getModificationTime()) for status in system.listStatus(folder)
+        }
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder of this path below the table's folder."""
+        file = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+        return bool(file.getFileSystem(self.log.newDeltaHadoopConf()).exists(file))
+
+    def delete(self, path: str) -> None:
+        """Delete a file or a folder below the table's folder."""
+        file = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+        file.getFileSystem(self.log.newDeltaHadoopConf()).delete(file, True)
+
     def write_file(self, path: str, content: bytes) -> None:
         """Write a new file below the table's folder. After this returns the file exists and no reader looks at it."""
         file = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
@@ -131,11 +171,13 @@ class CommitActions:
         new_files: Scala Seqs of FileActions as `writeFiles` returned them, change files included.
         adds: AddFiles as the log writes them, for files that get another deletion vector.
         removes: RemoveFiles as the log writes them.
+        domain_metadata: Configuration by name of the domain, None to remove it; the table must have the feature.
     """
 
     new_files: list[Any] = field(default_factory=list)
     adds: list[dict[str, Any]] = field(default_factory=list)
     removes: list[dict[str, Any]] = field(default_factory=list)
+    domain_metadata: dict[str, str | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -206,6 +248,14 @@ class Transaction:
             return {app_id: known[app_id] for app_id in app_ids if app_id in known}
         versions = {app_id: int(self.handle.txnVersion(app_id)) for app_id in app_ids}
         return {app_id: version for app_id, version in versions.items() if version >= 0}
+
+    def domain_metadata(self, domain: str) -> str | None:
+        """Return the configuration of a metadata domain, or None; from the version checksum where that has it."""
+        in_checksum = optional(self._checksum.domainMetadata()) if self._checksum is not None else None
+        for entry in items(in_checksum if in_checksum is not None else self.snapshot.domainMetadata()):
+            if entry.domain() == domain and not entry.removed():
+                return str(entry.configuration())
+        return None
 
     def all_files(self) -> list[dict[str, Any]]:
         """Return the AddFiles of the version that is read; without a Spark job where the version checksum has them."""
@@ -318,6 +368,9 @@ class Transaction:
             updated = long_option(jvm.java.util.OptionalLong.of(now))
             action = jvm.org.apache.spark.sql.delta.actions.SetTransaction(app_id, batch_id, updated)
             all_actions.add(action)
+        for domain, configuration in changes.domain_metadata.items():
+            metadata = jvm.org.apache.spark.sql.delta.actions.DomainMetadata
+            all_actions.add(metadata(domain, configuration or "", configuration is None))
         for new_files in changes.new_files:
             all_actions.addAll(jvm.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
         all_actions.addAll(actions(jvm, "AddFile", changes.adds))

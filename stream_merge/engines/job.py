@@ -40,6 +40,7 @@ class MergeJob:
         index: Keys known from earlier batches.
         locator: How matches are found, if the user chose.
         check_cardinality: Whether several matches of one target row are an error.
+        keeps_order: Whether the clauses are the default ones of a sink with a sequence.
         has_change_feed: Whether the table records its change data feed.
         batch: How messages name the batch.
         timer: Takes the times of the phases.
@@ -55,6 +56,7 @@ class MergeJob:
     index: KeyIndex
     locator: str | None
     check_cardinality: bool
+    keeps_order: bool
     has_change_feed: bool
     batch: str
     timer: PhaseTimer

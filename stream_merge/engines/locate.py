@@ -242,6 +242,9 @@ def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]
         counts[f"num_target_rows_{verb}"] = (
             counts[f"num_target_rows_matched_{verb}"] + counts[f"num_target_rows_not_matched_by_source_{verb}"]
         )
+    # With default clauses and a sequence, a match that no clause takes is a change that is older than its row.
+    applied = sum(matches.num_by_clause[number] for matches in found for number, _ in job.clauses(When.MATCHED))
+    counts["num_stale_rows"] = sum(matches.num_matches for matches in found) - applied if job.keeps_order else 0
     return counts
 
 

@@ -1,0 +1,93 @@
+"""The order of changes: which change of a key is the newest, and where the target keeps the sequence of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, MapType, VariantType
+
+from stream_merge.bridge.statement import RESERVED_PREFIX
+from stream_merge.clauses import Expression
+from stream_merge.statement import quote
+
+SEQUENCE = RESERVED_PREFIX + "sequence"
+"""The column that the sink adds to a target which has no column of its own for the sequence."""
+
+IS_TIED = RESERVED_PREFIX + "is_tied"
+NUM_SUPERSEDED = RESERVED_PREFIX + "num_superseded"
+
+
+def stored_in(
+    parts: Sequence[Expression], batch_columns: Collection[str], target_columns: Collection[str]
+) -> tuple[str, ...]:
+    """Return the names of the columns that hold the sequence, in the batch and in the target.
+
+    Columns of the user's own, when all parts are columns that both have; else the one column `SEQUENCE`. A target that
+    has this column keeps using it.
+    """
+    in_batch, in_target = ({name.lower() for name in columns} for columns in (batch_columns, target_columns))
+    if SEQUENCE in in_target:
+        return (SEQUENCE,)
+    names = [part for part in parts if isinstance(part, str) and part.lower() in in_batch & in_target]
+    return tuple(names) if len(names) == len(parts) else (SEQUENCE,)
+
+
+def with_sequence(
+    batch: DataFrame, parts: Sequence[Expression], source_alias: str, target_type: DataType | None
+) -> DataFrame:
+    """Add the column `SEQUENCE`: a struct of the parts, which Spark compares field by field, nulls first.
+
+    Args:
+        batch: The batch.
+        parts: Column names, SQL expressions or Columns, the most significant first.
+        source_alias: By which expressions may qualify the batch's columns.
+        target_type: Type of the column in the target, if it is there.
+    """
+    names = {name.lower() for name in batch.columns}
+    fields: list[Column] = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, str):
+            value = part
+        elif part.lower() in names:
+            value = F.col(quote(part))
+        else:
+            value = F.expr(part)
+        fields.append(value.alias(f"s{number}"))
+    sequence = F.struct(*fields)
+    typed = sequence if target_type is None else sequence.cast(target_type)
+    return batch.alias(source_alias).select("*", typed.alias(SEQUENCE))
+
+
+def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str]) -> DataFrame:
+    """Return the newest change of each key, with two columns more: `IS_TIED` and `NUM_SUPERSEDED`.
+
+    A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a
+    replay decides alike; such a key is tied if the contents differ. What was superseded are the key's other changes.
+    """
+    values = {f.name: F.col(quote(f.name)) for f in batch.schema}
+    unhashable = [values.pop(f.name) for f in batch.schema if _is_unhashable(f.dataType)]
+    # Spark hashes neither maps nor variants, but writes them as text.
+    texts = [F.to_json(F.struct(*unhashable))] if unhashable else []
+    contents = F.xxhash64(*values.values(), *texts)
+    newest = F.struct(*[F.col(quote(name)) for name in sequence])
+    of_key = Window.partitionBy(*[quote(key) for key in keys])
+    ordered = of_key.orderBy(*[F.col(quote(name)).desc_nulls_last() for name in sequence], contents.desc())
+    rank = RESERVED_PREFIX + "rank"
+    is_tied = F.lead(newest).over(ordered).eqNullSafe(newest) & (F.lead(contents).over(ordered) != contents)
+    ranked = batch.select(
+        "*",
+        F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
+        (F.count(F.lit(1)).over(of_key) - 1).alias(NUM_SUPERSEDED),
+        F.row_number().over(ordered).alias(rank),
+    )
+    return ranked.where(F.col(rank) == 1).drop(rank)
+
+
+def _is_unhashable(data_type: DataType) -> bool:
+    if isinstance(data_type, (MapType, VariantType)):
+        return True
+    parts = [f.dataType for f in data_type.fields] if hasattr(data_type, "fields") else []
+    element = getattr(data_type, "elementType", None)
+    return any(_is_unhashable(part) for part in [*parts, *([element] if element is not None else [])])

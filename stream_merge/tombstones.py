@@ -1,0 +1,262 @@
+"""What the sink remembers of deleted keys, so that an older change that comes late does not bring a row back.
+
+A tombstone is the key and the sequence of a delete. Tombstones lie in Parquet files under the table's `_stream_merge/`,
+which VACUUM passes over; the commit that deletes the rows names the files in a metadata domain of the table, so that rows and
+tombstones cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
+
+from stream_merge.bridge.statement import SOURCE_ID
+from stream_merge.bridge.table import Table
+from stream_merge.errors import ConfigurationChangedError
+from stream_merge.statement import quote
+
+logger = logging.getLogger("stream_merge")
+
+DOMAIN = "stream_merge"
+FOLDER = "_stream_merge/tombstones"
+MAX_FILES = 8
+"""With more, the smallest are merged into one."""
+
+KEPT_MS = 7 * 24 * 3600 * 1000
+"""How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneFile:
+    """Tombstones that were written together.
+
+    Attributes:
+        path: Folder of the Parquet files, relative to the table's.
+        num_rows: Number of tombstones.
+        oldest_ms: When the oldest was written, in milliseconds since the epoch.
+        newest_ms: When the newest was.
+    """
+
+    path: str
+    num_rows: int
+    oldest_ms: int
+    newest_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneState:
+    """What a version of the table says of its tombstones, and of the configuration that they were written under.
+
+    Attributes:
+        keys: The key columns.
+        sequence: The parts of the sequence as SQL.
+        read_version: The version that the commit which wrote this was based on.
+        files: The tombstones.
+        horizon: The highest sequence of a tombstone that was forgotten, as JSON; None as long as all are there.
+    """
+
+    keys: tuple[str, ...]
+    sequence: tuple[str, ...]
+    read_version: int = -1
+    files: tuple[TombstoneFile, ...] = ()
+    horizon: str | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of tombstones; a key that was deleted several times may have several."""
+        return sum(file.num_rows for file in self.files)
+
+    def to_json(self) -> str:
+        """Return the configuration of the metadata domain."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> TombstoneState:
+        """Return the state that `to_json` wrote.
+
+        Raises:
+            ConfigurationChangedError: A newer version of this library wrote it.
+        """
+        values: dict[str, Any] = json.loads(text)
+        if values.pop("format") != _FORMAT:
+            raise ConfigurationChangedError(
+                "a newer version of stream_merge has written to this table, whose tombstones this version cannot read; upgrade"
+            )
+        files = tuple(TombstoneFile(**file) for file in values.pop("files"))
+        return TombstoneState(
+            keys=tuple(values.pop("keys")), sequence=tuple(values.pop("sequence")), files=files, **values
+        )
+
+    def check(self, name: str, expected: TombstoneState) -> None:
+        """Raise if the sink is configured otherwise than when the table was written.
+
+        Raises:
+            ConfigurationChangedError: The keys or the sequence are others.
+        """
+        for what, mine, theirs in (
+            ("keys", sorted(key.lower() for key in expected.keys), sorted(key.lower() for key in self.keys)),
+            ("sequence_by", list(expected.sequence), list(self.sequence)),
+        ):
+            if mine != theirs:
+                raise ConfigurationChangedError(
+                    f"{name} was written with {what} {', '.join(theirs)}, and the sink now has {', '.join(mine)}: rows and "
+                    "remembered deletes cannot be compared. Take the old configuration again, or write to a new table; if the "
+                    f"table was made to fit (its rows re-keyed, its sequences rewritten), call reset_state() of the sink once."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstones:
+    """Reads and writes the tombstones of one table.
+
+    Attributes:
+        table: The table.
+        keys: The key columns with their types in the table.
+        sequence: The columns that hold the sequence, with their types in the table.
+        is_null_safe: Whether NULL equals NULL in a key.
+    """
+
+    table: Table
+    keys: Mapping[str, DataType]
+    sequence: Mapping[str, DataType]
+    is_null_safe: bool
+
+    @property
+    def _spark(self) -> SparkSession:
+        return self.table.spark
+
+    def _key_columns(self) -> list[Column]:
+        return [F.col(quote(name)).cast(kind).alias(f"k{i}") for i, (name, kind) in enumerate(self.keys.items())]
+
+    def _sequence_column(self) -> Column:
+        fields = [F.col(quote(n)).cast(kind).alias(f"s{i}") for i, (n, kind) in enumerate(self.sequence.items())]
+        return F.struct(*fields).alias("sequence")
+
+    def _schema(self) -> StructType:
+        sequence = StructType()
+        for number, kind in enumerate(self.sequence.values()):
+            sequence.add(f"s{number}", kind)
+        schema = StructType()
+        for number, kind in enumerate(self.keys.values()):
+            schema.add(f"k{number}", kind)
+        return schema.add("sequence", sequence).add("deleted_ms", "long")
+
+    def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
+        """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
+        paths = [f"{self.table.root}/{file.path}" for file in files]
+        return self._spark.read.schema(self._schema()).parquet(*paths)
+
+    def outdated(self, files: Sequence[TombstoneFile], source: DataFrame) -> DataFrame:
+        """Return the `SOURCE_ID` of the source's rows that are older than a delete of their key."""
+        batch = source.select(*self._key_columns(), self._sequence_column(), SOURCE_ID)
+        ours, theirs = self.read(files).alias("ours"), F.broadcast(batch).alias("theirs")
+        condition = F.col("theirs.sequence") < F.col("ours.sequence")
+        for number in range(len(self.keys)):
+            one, other = F.col(f"ours.k{number}"), F.col(f"theirs.k{number}")
+            condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
+        return ours.join(theirs, condition).select(SOURCE_ID).distinct()
+
+    def is_undecidable(self, state: TombstoneState) -> Column:
+        """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
+        if state.horizon is None:
+            return F.lit(False)
+        schema = self._schema()["sequence"].dataType
+        assert isinstance(schema, StructType)
+        horizon = F.from_json(F.lit(state.horizon), schema, _JSON)
+        return F.coalesce(self._sequence_column() < horizon, F.lit(False))
+
+    def write(self, deletes: DataFrame, num_rows: int, now_ms: int) -> TombstoneFile:
+        """Write a tombstone for each of the deletes, which have the source's columns."""
+        rows = deletes.select(
+            *self._key_columns(), self._sequence_column(), F.lit(now_ms).cast("long").alias("deleted_ms")
+        )
+        return self._write(rows, num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms)
+
+    def _write(self, rows: DataFrame, *, num_rows: int, oldest_ms: int, newest_ms: int) -> TombstoneFile:
+        path = f"{FOLDER}/{uuid.uuid4()}"
+        rows.coalesce(1).write.parquet(f"{self.table.root}/{path}")
+        return TombstoneFile(path=path, num_rows=num_rows, oldest_ms=oldest_ms, newest_ms=newest_ms)
+
+    def maintained(self, state: TombstoneState, *, cutoff_ms: int) -> tuple[TombstoneState, int]:
+        """Forget what is older than the cutoff, and merge small files when there are many.
+
+        A file goes as a whole when its newest tombstone is too old, and row by row when it is merged.
+
+        Returns:
+            The new state, and the number of tombstones that were forgotten or superseded.
+        """
+        expired = [file for file in state.files if file.newest_ms < cutoff_ms]
+        kept = sorted((file for file in state.files if file.newest_ms >= cutoff_ms), key=lambda file: file.num_rows)
+        merged = kept[: len(kept) // 2 + 1] if len(kept) > MAX_FILES else []
+        if not expired and not merged:
+            return state, 0
+        before = state.num_rows
+        files = kept[len(merged) :]
+        forgotten: list[DataFrame] = [self.read(expired)] if expired else []
+        if merged:
+            rows = self.read(merged).persist(StorageLevel.MEMORY_AND_DISK)
+            try:
+                forgotten.append(rows.where(F.col("deleted_ms") < cutoff_ms))
+                horizon = self._highest(state.horizon, forgotten)
+                new = self._merge(rows.where(F.col("deleted_ms") >= cutoff_ms))
+            finally:
+                rows.unpersist(blocking=True)
+            files += [new] if new else []
+        else:
+            horizon = self._highest(state.horizon, forgotten)
+        state = replace(state, files=tuple(files), horizon=horizon)
+        return state, before - state.num_rows
+
+    def _merge(self, rows: DataFrame) -> TombstoneFile | None:
+        """Write the newest tombstone of each key to one file."""
+        keys = [f"k{number}" for number in range(len(self.keys))]
+        newest = rows.groupBy(*keys).agg(
+            F.max("sequence").alias("sequence"), F.max_by("deleted_ms", "sequence").alias("deleted_ms")
+        )
+        newest = newest.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            facts = newest.agg(F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms")).collect()[0]
+            if not facts[0]:
+                return None
+            return self._write(newest, num_rows=facts[0], oldest_ms=facts[1], newest_ms=facts[2])
+        finally:
+            newest.unpersist(blocking=True)
+
+    def _highest(self, horizon: str | None, frames: Sequence[DataFrame]) -> str | None:
+        sequences = [frame.select("sequence") for frame in frames]
+        if horizon is not None:
+            schema = self._schema()["sequence"].dataType
+            assert isinstance(schema, StructType)
+            known = self._spark.range(1).select(F.from_json(F.lit(horizon), schema, _JSON).alias("sequence"))
+            sequences.append(known)
+        if not sequences:
+            return None
+        united = sequences[0]
+        for frame in sequences[1:]:
+            united = united.unionByName(frame)
+        found = united.agg(F.max("sequence").alias("sequence")).select(F.to_json("sequence", _JSON)).collect()[0][0]
+        return None if found is None else str(found)
+
+    def clean_up(self, state: TombstoneState, *, now_ms: int) -> None:
+        """Delete files that the state does not name and that are old enough for no RESTORE to want them.
+
+        What a failed attempt left behind goes the same way.
+        """
+        named = {file.path.rpartition("/")[2] for file in state.files}
+        for name, modified_ms in self.table.list_folders(FOLDER).items():
+            if name not in named and modified_ms < now_ms - KEPT_MS:
+                self.table.delete(f"{FOLDER}/{name}")
+
+
+_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}

@@ -1,0 +1,307 @@
+"""Changes in any order, batches and retries: the table is what the fold of the log by sequence gives."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import shutil
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+
+from stream_merge import MergeSink, merge_sink
+from stream_merge.errors import ConfigurationChangedError
+from stream_merge.sequence import SEQUENCE
+from stream_merge.tombstones import DOMAIN, FOLDER, MAX_FILES, TombstoneState
+from tests.spark.delta_log import actions_of, latest_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = "id INT, v STRING, seq BIGINT, op STRING"
+TARGET = "id INT, v STRING, seq BIGINT"
+
+
+def keyed(path: str, **options: Any) -> MergeSink:
+    """Return the sink of most tests here."""
+    return merge_sink(path, **{"keys": "id", "sequence_by": "seq", "delete_when": "op = 'd'", **options})
+
+
+class TestResurrection:
+    """P9: deletes that come before older changes of their key."""
+
+    def test_a_late_upsert_does_not_revive_a_deleted_row(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)], deletion_vectors=deletion_vectors)
+        first = keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d"), (3, None, 5, "d")]))
+        assert (first.num_target_rows_deleted, first.num_tombstones, first.num_tombstones_added) == (1, 2, 2)
+        late = keyed(path).merge(
+            create_source(SCHEMA, [(1, "old", 4, "u"), (3, "old", 4, "u"), (2, "new", 4, "u"), (4, "x", 1, "u")])
+        )
+        assert read_rows(path) == [Row(id=2, v="new", seq=4), Row(id=4, v="x", seq=1)]
+        assert (late.num_outdated_rows, late.num_source_rows, late.num_target_rows_inserted) == (2, 2, 1)
+        newer = keyed(path).merge(create_source(SCHEMA, [(1, "back", 6, "u"), (3, "late", 5, "u")]))
+        # The same sequence as the delete's: the change of the later batch wins.
+        assert newer.num_outdated_rows == 0
+        assert read_rows(path, "id", "v") == [
+            Row(id=1, v="back"),
+            Row(id=2, v="new"),
+            Row(id=3, v="late"),
+            Row(id=4, v="x"),
+        ]
+
+    def test_a_late_delete_does_not_remove_a_newer_row(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(TARGET, [(1, "a", 7)], deletion_vectors=deletion_vectors)
+        result = keyed(path).merge(create_source(SCHEMA, [(1, None, 6, "d")]))
+        assert read_rows(path) == [Row(id=1, v="a", seq=7)]
+        assert (result.num_target_rows_deleted, result.num_stale_rows) == (0, 1)
+
+    def test_a_row_that_came_back_is_deleted_again(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(TARGET, [(1, "a", 1)], deletion_vectors=deletion_vectors)
+        sink = keyed(path)
+        for change in [(1, None, 2, "d"), (1, "b", 3, "u"), (1, None, 4, "d"), (1, "late", 3, "u")]:
+            sink.merge(create_source(SCHEMA, [change]))
+        assert read_rows(path) == []
+
+    def test_without_retention_nothing_is_remembered(self, create_table, create_source, read_rows):
+        path = create_table(TARGET, [(1, "a", 1)])
+        sink = keyed(path, tombstone_retention=dt.timedelta(0))
+        sink.merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        sink.merge(create_source(SCHEMA, [(1, "old", 4, "u")]))
+        assert read_rows(path) == [Row(id=1, v="old", seq=4)]
+        assert "domainMetadata" not in str(actions_of(path, 0, "protocol"))
+
+
+class TestOrder:
+    def test_the_newest_change_of_a_batch_wins(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(TARGET, [(1, "a", 1)], deletion_vectors=deletion_vectors)
+        changes = [(1, "x", 3, "u"), (1, "y", 2, "u"), (2, "p", 1, "u"), (2, None, 2, "d"), (3, "n", None, "u")]
+        result = keyed(path).merge(create_source(SCHEMA, changes))
+        assert read_rows(path) == [Row(id=1, v="x", seq=3), Row(id=3, v="n", seq=None)]
+        assert (result.num_superseded_rows, result.num_tied_keys, result.num_source_rows) == (2, 0, 3)
+
+    def test_a_missing_sequence_is_older_than_any(self, create_table, create_source, read_rows):
+        path = create_table(TARGET, [(1, "a", 1), (2, "b", None)])
+        changes = [(1, "x", None, "u"), (2, "y", None, "u"), (2, "z", 0, "u")]
+        keyed(path).merge(create_source(SCHEMA, changes))
+        assert read_rows(path) == [Row(id=1, v="a", seq=1), Row(id=2, v="z", seq=0)]
+
+    def test_ties_with_other_contents_are_counted_and_decided_alike(
+        self, create_table, create_source, read_rows, tmp_path
+    ):
+        changes = [(1, "x", 3, "u"), (1, "y", 3, "u"), (2, "p", 1, "u"), (2, "p", 1, "u"), (3, "q", 1, "u")]
+        seen = set()
+        for number, order in enumerate([changes, changes[::-1]]):
+            path = create_table(TARGET, path=str(tmp_path / f"target_{number}"))
+            result = keyed(path).merge(create_source(SCHEMA, order))
+            assert (result.num_tied_keys, result.num_superseded_rows) == (1, 2)
+            seen.add(str(read_rows(path)))
+        assert len(seen) == 1
+
+    def test_a_sequence_that_is_an_expression_gets_a_column(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table("id INT, v STRING", [(1, "a")], deletion_vectors=deletion_vectors)
+        sink = keyed(path, sequence_by=["upper(at)", F.col("source.n") * 2], tie_break_by="offset")
+        schema = "id INT, v STRING, at STRING, n INT, offset BIGINT, op STRING"
+        sink.merge(
+            create_source(schema, [(1, "b", "m", 1, 1, "u"), (1, "c", "m", 1, 2, "u"), (2, "d", "M", 0, 9, "u")])
+        )
+        assert read_rows(path) == [
+            Row(id=1, v="c", _stream_merge_sequence=Row(s0="M", s1=2, s2=2)),
+            Row(id=2, v="d", _stream_merge_sequence=Row(s0="M", s1=0, s2=9)),
+        ]
+        result = sink.merge(create_source(schema, [(1, "old", "M", 1, 1, "u"), (2, None, "m", 0, 10, "d")]))
+        assert (result.num_stale_rows, result.num_target_rows_deleted) == (1, 1)
+        sink.merge(create_source(schema, [(2, "old", "m", 0, 9, "u")]))
+        assert read_rows(path, "id", "v") == [Row(id=1, v="c")]
+
+    def test_a_plain_column_that_the_target_has_needs_no_other(self, create_table, create_source, spark):
+        path = create_table(TARGET)
+        keyed(path).merge(create_source(SCHEMA, [(1, "a", 1, "u")]))
+        assert spark.read.format("delta").load(path).columns == ["id", "v", "seq"]
+        assert SEQUENCE not in str(actions_of(path, latest_version(path), "metaData"))
+        assert "domainMetadata" not in keyed_features(spark, path, retention=dt.timedelta(0))
+
+
+def keyed_features(spark: SparkSession, path: str, retention: dt.timedelta) -> set[str]:
+    """Return the features of a copy of the table that a sink without tombstones has written to."""
+    copy = f"{path}-copy"
+    spark.read.format("delta").load(path).write.format("delta").save(copy)
+    keyed(copy, tombstone_retention=retention).merge(spark.createDataFrame([(1, "a", 1, "u")], SCHEMA))
+    return set(spark.sql(f"DESCRIBE DETAIL delta.`{copy}`").collect()[0]["tableFeatures"])
+
+
+class TestTombstones:
+    """What is remembered, where, and for how long."""
+
+    def test_another_configuration_is_refused(self, create_table, create_source, read_rows):
+        path = create_table("id INT, v STRING, seq BIGINT, at BIGINT")
+        schema = "id INT, v STRING, seq BIGINT, at BIGINT, op STRING"
+        keyed(path).merge(create_source(schema, [(1, "a", 1, 1, "u")]))
+        version = latest_version(path)
+        for changed, what in [
+            ({"keys": ["id", "v"]}, "keys"),
+            ({"sequence_by": "at"}, "sequence_by"),
+            ({"tie_break_by": "at"}, "sequence_by"),
+        ]:
+            with pytest.raises(ConfigurationChangedError, match=what):
+                keyed(path, **changed).merge(create_source(schema, [(1, "b", 2, 2, "u")]))
+        assert latest_version(path) == version
+        # What does not change the meaning is no change of the configuration.
+        keyed(path, keys=["ID"], delete_when="op IN ('d', 't')").merge(create_source(schema, [(1, "b", 2, 2, "u")]))
+        assert read_rows(path, "v") == [Row(v="b")]
+
+    def test_a_configuration_that_was_changed_on_purpose(self, spark, create_table, create_source, read_rows):
+        path = create_table("id INT, v STRING, seq BIGINT, at BIGINT", [(1, "a", 9, 1)])
+        schema = "id INT, v STRING, seq BIGINT, at BIGINT, op STRING"
+        keyed(path).merge(create_source(schema, [(2, None, 9, 1, "d")]))
+        changed = keyed(path, sequence_by="at")
+        changed.reset_state(spark)
+        result = changed.merge(create_source(schema, [(1, "b", 1, 2, "u"), (2, "c", 1, 2, "u")]))
+        assert read_rows(path, "id", "v") == [Row(id=1, v="b"), Row(id=2, v="c")]
+        assert result.num_tombstones == 0
+
+    def test_vacuum_leaves_them(self, spark, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)], deletion_vectors=deletion_vectors)
+        keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        try:
+            spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
+        finally:
+            spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+        result = keyed(path).merge(create_source(SCHEMA, [(1, "old", 4, "u")]))
+        assert (result.num_outdated_rows, read_rows(path)) == (1, [Row(id=2, v="b", seq=1)])
+
+    @pytest.mark.parametrize("by", ["version", "timestamp"])
+    def test_after_a_restore_the_restored_versions_count(self, spark, create_table, create_source, read_rows, by):
+        path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)])
+        sink = keyed(path)
+        sink.merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        version = latest_version(path)
+        moment = spark.sql(f"DESCRIBE HISTORY delta.`{path}` LIMIT 1").collect()[0]["timestamp"]
+        time.sleep(0.01)
+        sink.merge(create_source(SCHEMA, [(2, None, 6, "d")]))
+        to = f"VERSION AS OF {version}" if by == "version" else f"TIMESTAMP AS OF '{moment}'"
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO {to}")
+        result = sink.merge(create_source(SCHEMA, [(1, "old", 4, "u"), (2, "new", 5, "u")]))
+        assert read_rows(path) == [Row(id=2, v="new", seq=5)]
+        assert (result.num_outdated_rows, result.num_tombstones) == (1, 1)
+
+    def test_a_table_restored_to_before_its_first_delete_remembers_none(
+        self, spark, create_table, create_source, read_rows
+    ):
+        path = create_table(TARGET, [(1, "a", 1)])
+        before = latest_version(path)
+        keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {before}")
+        keyed(path).merge(create_source(SCHEMA, [(1, "b", 4, "u")]))
+        assert read_rows(path) == [Row(id=1, v="b", seq=4)]
+
+    def test_a_replaced_table_remembers_none(self, spark, create_table, create_source, read_rows):
+        path = create_table(TARGET, [(1, "a", 1)])
+        keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        rows = "SELECT INT(2) AS id, 'c' AS v, BIGINT(1) AS seq"
+        spark.sql(f"CREATE OR REPLACE TABLE delta.`{path}` USING delta AS {rows}")
+        keyed(path).merge(create_source(SCHEMA, [(1, "b", 4, "u")]))
+        assert read_rows(path, "id", "v") == [Row(id=1, v="b"), Row(id=2, v="c")]
+
+    def test_what_is_older_than_the_horizon_is_forgotten_and_counted(
+        self, create_table, create_source, read_rows, monkeypatch
+    ):
+        path = create_table(TARGET, [(key, "a", 1) for key in range(1, 4)])
+        sink = keyed(path, tombstone_retention=dt.timedelta(hours=1))
+        sink.merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        later = time.time_ns() + 40 * 60 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        kept = sink.merge(create_source(SCHEMA, [(2, None, 6, "d")]))
+        assert (kept.num_tombstones, kept.num_tombstones_removed) == (2, 0)
+        assert 39 * 60_000 < kept.oldest_tombstone_ms < 41 * 60_000
+        monkeypatch.setattr(time, "time_ns", lambda: later + 40 * 60 * 10**9)
+        forgot = sink.merge(create_source(SCHEMA, [(9, "x", 1, "u")]))
+        assert (forgot.num_tombstones, forgot.num_tombstones_removed) == (1, 1)
+        late = sink.merge(create_source(SCHEMA, [(1, "old", 4, "u"), (2, "old", 4, "u"), (8, "new", 6, "u")]))
+        assert (late.num_undecidable_rows, late.num_outdated_rows) == (1, 1)
+        assert read_rows(path, "id", "v") == [
+            Row(id=1, v="old"),
+            Row(id=3, v="a"),
+            Row(id=8, v="new"),
+            Row(id=9, v="x"),
+        ]
+
+    def test_many_small_files_become_few_and_the_old_ones_go(self, create_table, create_source, read_rows):
+        path = create_table(TARGET)
+        sink = keyed(path)
+        num_batches = MAX_FILES + 4
+        for number in range(num_batches):
+            # One key is deleted again and again: its last tombstone is the one that counts.
+            result = sink.merge(create_source(SCHEMA, [(number, None, 100, "d"), (1000, None, number, "d")]))
+            assert result.num_tombstones >= number + 2
+        folders = [folder.name for folder in (Path(path) / FOLDER).iterdir()]
+        assert len(folders) > MAX_FILES
+        state = TombstoneState.from_json(recorded_state(path))
+        assert len(state.files) <= MAX_FILES
+        for folder in (Path(path) / FOLDER).iterdir():
+            old = time.time() - 8 * 24 * 3600
+            os.utime(folder, (old, old))
+        late = [(number, "old", 99, "u") for number in range(num_batches)]
+        result = sink.merge(create_source(SCHEMA, [*late, (1000, "old", num_batches - 2, "u"), (2000, "new", 1, "u")]))
+        assert (result.num_outdated_rows, read_rows(path, "id")) == (num_batches + 1, [Row(id=2000)])
+        for number in range(2 * MAX_FILES):
+            sink.merge(create_source(SCHEMA, [(5000 + number, None, 1, "d")]))
+        state = TombstoneState.from_json(recorded_state(path))
+        left = {folder.name for folder in (Path(path) / FOLDER).iterdir()}
+        assert {file.path.rpartition("/")[2] for file in state.files} <= left
+        assert not left & (set(folders) - {file.path.rpartition("/")[2] for file in state.files})
+
+    def test_lost_files_are_told(self, create_table, create_source, read_rows, caplog):
+        path = create_table(TARGET)
+        keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        shutil.rmtree(Path(path) / FOLDER)
+        with caplog.at_level(logging.WARNING, logger="stream_merge"):
+            keyed(path).merge(create_source(SCHEMA, [(1, "old", 4, "u")]))
+        assert FOLDER in caplog.text
+        assert read_rows(path, "v") == [Row(v="old")]
+
+    def test_another_sinks_deletes_between_open_and_commit(self, create_table, create_source, read_rows, at_step):
+        path = create_table(TARGET)
+        keyed(path).merge(create_source(SCHEMA, [(9, "z", 1, "u")]))
+        at_step("before_commit", lambda: keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")])))
+        result = keyed(path).merge(create_source(SCHEMA, [(1, "old", 4, "u"), (2, "new", 4, "u")]))
+        assert read_rows(path, "id", "v") == [Row(id=2, v="new"), Row(id=9, v="z")]
+        assert (result.num_commit_attempts, result.num_outdated_rows, result.num_tombstones) == (2, 1, 1)
+
+    def test_keys_and_sequences_of_many_types(self, create_table, create_source, read_rows, deletion_vectors):
+        schema = "`a b` STRING, `K.x` DECIMAL(10,2), at TIMESTAMP, d DATE, v STRING"
+        path = create_table(schema, deletion_vectors=deletion_vectors, properties={"delta.columnMapping.mode": "name"})
+        sink = merge_sink(
+            path, keys=["a b", "K.x"], sequence_by=["at", "d"], delete_when="v IS NULL", null_keys="match"
+        )
+        at = dt.datetime.fromisoformat("2026-01-01T01:02:03.456789")
+        day = dt.date(2026, 1, 1)
+        number = Decimal("1.50")
+        sink.merge(create_source(schema, [("k`", number, at, day, None), (None, number, at, day, None)]))
+        early = at - dt.timedelta(microseconds=1)
+        sink.merge(
+            create_source(
+                schema,
+                [("k`", number, early, day, "old"), (None, number, at, None, "old"), ("k", None, at, day, "new")],
+            )
+        )
+        assert [row["v"] for row in read_rows(path)] == ["new"]
+
+
+def recorded_state(path: str) -> str:
+    """Return the newest state in the table's log."""
+    for version in range(latest_version(path), -1, -1):
+        found = [a["configuration"] for a in actions_of(path, version, "domainMetadata") if a["domain"] == DOMAIN]
+        if found:
+            return str(found[0])
+    raise AssertionError("no state")
