@@ -19,6 +19,7 @@ from stream_merge.bridge.table import CommitActions, Table, Transaction, open_ta
 from stream_merge.config import SinkConfig
 from stream_merge.engines.job import now_ms
 from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
+from stream_merge.steps import reached
 from stream_merge.tombstones import DOMAIN, TombstoneFile, Tombstones, TombstoneState
 
 logger = logging.getLogger("stream_merge")
@@ -56,7 +57,9 @@ class ChangeMemory:
         """Write the batch's deletes, forget what is too old, and return the state for the commit, with its metrics."""
         now = now_ms()
         if num_deletes and self._written is None:
+            reached("remembering")
             self._written = self.tombstones.write(deletes, num_deletes, now)
+            reached("remembered")
         files = (*self.state.files, self._written) if self._written else self.state.files
         state = replace(self.state, read_version=read_version, files=files)
         state, num_forgotten = self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import DataFrame
 
 from stream_merge.bridge import sessions
-from stream_merge.bridge.table import open_table
+from stream_merge.bridge.table import Transaction, open_table
+from stream_merge.change_memory import ordered_batch
 from stream_merge.config import SinkConfig
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import is_prunable
 from stream_merge.micro_batch import checked_clauses
 from stream_merge.plan import Strategy, choose_strategy
+from stream_merge.sequence import SEQUENCE
 from stream_merge.source import check_columns
 from stream_merge.state import SinkState
 
@@ -39,7 +43,9 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
         lines = [f"MergeSink[{config.target}] at version {transaction.version}", f"  strategy  {plan}"]
         if is_complete:
             return "\n".join(lines)
-        resolved = state.resolve(frame, transaction, config, clauses)
+        config, frame, order = _ordered(config, frame, transaction)
+        lines += order
+        resolved = state.resolve(frame, transaction, config, checked_clauses(config))
         lines.append(f"  on        {resolved.condition_sql}")
         for clause in resolved.clauses:
             when = clause.clause.when.value.replace("_", " ")
@@ -59,3 +65,19 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
         if is_early:
             lines.append("  writing   new rows while the matches are looked up")
         return "\n".join(lines)
+
+
+def _ordered(config: SinkConfig, frame: DataFrame, transaction: Transaction) -> tuple[SinkConfig, DataFrame, list[str]]:
+    """Return sink and batch as the merge would have them, as far as the target is ready for it, and what to say of it."""
+    if not config.sequence_by:
+        return config, frame, []
+    ordered, sequenced = ordered_batch(config, frame, transaction)
+    columns = ", ".join(ordered.sequence_columns)
+    names = [f["name"] for f in transaction.schema["fields"]]
+    lines = [f"  order     by {columns}"]
+    if config.keeps_tombstones:
+        lines.append(f"            deletes are remembered for {config.tombstone_retention}")
+    if config.keeps_order and SEQUENCE in ordered.sequence_columns and SEQUENCE not in names:
+        lines[0] += ", a column that the sink will add to the target"
+        return replace(config, sequence_by=(), tie_break_by=()), frame, lines
+    return ordered, sequenced, lines

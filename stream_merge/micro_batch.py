@@ -24,7 +24,7 @@ from stream_merge.engines import run_engine
 from stream_merge.engines.job import MergeJob, Staged, count_skipping
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.engines.overwrite import stage_overwrite
-from stream_merge.errors import ClauseError, CommitConflictError, ConfigError
+from stream_merge.errors import ClauseError, CommitConflictError
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import DataFile
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
@@ -424,47 +424,3 @@ class MicroBatch:
         )
         logger.info("%s", result.line(self.name))
         return result
-
-
-def run_micro_batch(config: SinkConfig, state: SinkState, batch: DataFrame, batch_id: int | None) -> MergeResult:
-    """Merge a frame: a micro-batch of the running query, or outside a stream when there is no batch id.
-
-    Raises:
-        StreamMergeError: Nothing of the batch is in the table.
-    """
-    session = sessions.classic_session(batch)
-    query = sessions.running_query(session) if batch_id is not None else None
-    identity = None
-    if batch_id is not None:
-        app_id = config.app_id or (query.query_id if query else None)
-        if app_id is None:
-            raise ConfigError(
-                ["no streaming query is known to run this batch; set app_id, or use merge() outside a stream"]
-            )
-        identity = BatchIdentity(app_id=app_id, batch_id=batch_id, planned_ms=query.planned_ms if query else None)
-    mode = config.output_mode or (query.output_mode if query else "update")
-    with state.lock, sessions.active(spark := state.execution_session(session)):
-        micro_batch = MicroBatch(
-            config=config,
-            state=state,
-            frame=sessions.moved(batch, spark),
-            query=query,
-            identity=identity,
-            is_complete=mode == "complete",
-        )
-        try:
-            result = micro_batch.run()
-        except JVM_ERRORS as error:
-            raise translate(error) from error
-    _tell(config, result)
-    return result
-
-
-def _tell(config: SinkConfig, result: MergeResult) -> None:
-    if config.on_result is None:
-        return
-    try:
-        config.on_result(result)
-    except Exception:
-        # The listener is the user's code, and the batch is in the table.
-        logger.exception("%s: on_result raised; the batch is committed all the same", config.target)

@@ -204,7 +204,7 @@ class MergeSink:
         Raises:
             StreamMergeError: Nothing of the batch is in the table. A landed commit is never reported as a failure.
         """
-        from stream_merge.micro_batch import run_micro_batch
+        from stream_merge.context import run_micro_batch
 
         run_micro_batch(self._config, self._state(), batch_df, batch_id)
 
@@ -217,7 +217,7 @@ class MergeSink:
         Raises:
             StreamMergeError: Nothing of the batch is in the table.
         """
-        from stream_merge.micro_batch import run_micro_batch
+        from stream_merge.context import run_micro_batch
 
         return run_micro_batch(self._config, self._state(), batch_df, None)
 

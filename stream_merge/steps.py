@@ -18,6 +18,9 @@ STEPS = (
 )
 """In order; `locating` and `writing` are announced just before the Spark job of that name starts."""
 
+OPTIONAL_STEPS = ("remembering", "remembered")
+"""Around the writing of tombstones, which only a batch with deletes does; between `writing` and `before_commit`."""
+
 observer: Callable[[str], None] | None = None
 
 

@@ -36,7 +36,12 @@ def upsert_sink(path: str, **options: Any) -> MergeSink:
     return merge_sink(path, keys="id", **options)
 
 
-SINKS = {"counting": counting_sink, "upsert": upsert_sink}
+def ordered_sink(path: str, **options: Any) -> MergeSink:
+    """Return a sink with order and tombstones: an odd number is a delete, and a higher one the newer change."""
+    return merge_sink(path, keys="id", sequence_by="n", delete_when="n % 2 = 1", **options)
+
+
+SINKS = {"counting": counting_sink, "upsert": upsert_sink, "ordered": ordered_sink}
 
 
 @dataclass(slots=True)

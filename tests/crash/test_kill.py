@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stream_merge.steps import STEPS
+from stream_merge.tombstones import FOLDER
 from tests.conftest import CreateTable
 from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT
 from tests.spark.delta_log import latest_version
+from tests.spark.tables import recorded_state
 from tests.streaming.child_session import child_conf, last_lines, run_child
 from tests.streaming.streams import Batch, ChangeFiles, count, query_id, recorded_batches
 
@@ -103,7 +105,9 @@ def start_stream(spark: SparkSession, tmp_path: Path, create_table: CreateTable)
     """Return a function that prepares the table and the changes for a stream of children."""
 
     def prepare(sink: str, batches: list[Any], *, deletion_vectors: bool) -> KilledStream:
-        create_table("id INT, n INT", deletion_vectors=deletion_vectors)
+        # The feature that a sink with tombstones would add in a commit of its own.
+        properties = {"delta.feature.domainMetadata": "supported"}
+        create_table("id INT, n INT", deletion_vectors=deletion_vectors, properties=properties)
         ChangeFiles(tmp_path / "changes").add(*batches)
         return KilledStream(child_conf(spark), tmp_path, sink)
 
@@ -129,3 +133,28 @@ def test_kill_around_the_commit_of_a_merge_by_key(start_stream):
     batches = make_batches(len(kills) + 2)
     stream = start_stream("upsert", batches, deletion_vectors=True)
     check_kills(stream, kills, batches, upserted, "merge_on_read")
+
+
+def folded(*batches: Batch) -> list[tuple[int, int]]:
+    """Return the rows that changes in order give: of each key the one with the highest number, unless that is odd."""
+    newest: dict[int, int] = {}
+    for batch in batches:
+        for key, n in batch:
+            newest[key] = max(n, newest.get(key, n))
+    return sorted((key, n) for key, n in newest.items() if n % 2 == 0)
+
+
+@pytest.mark.parametrize("deletion_vectors", [True, False], ids=["merge on read", "copy on write"])
+def test_rows_and_tombstones_never_disagree(start_stream, deletion_vectors):
+    kills = ("locating", "remembering", "remembered", "before_commit", "after_commit", BEFORE_CHECKPOINT_COMMIT)
+    kills = kills if deletion_vectors else kills[2:5]
+    # Each batch deletes a key, and brings an old change of the key that the one before deleted.
+    batches = [
+        [(0, 2 * number), (number + 1, 51), (number, 2), (100 + number, 4), (99 + number, 2)]
+        for number in range(1, len(kills) + 3)
+    ]
+    stream = start_stream("ordered", batches, deletion_vectors=deletion_vectors)
+    check_kills(stream, kills, batches, folded, "merge_on_read" if deletion_vectors else "copy_on_write")
+    left = {folder.name for folder in (Path(stream.target) / FOLDER).iterdir()}
+    named = {file.path.rpartition("/")[2] for file in recorded_state(stream.target).files}
+    assert named <= left

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable, IdentityGenerator
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.tombstones import DOMAIN, TombstoneState
+from tests.spark.delta_log import actions_of, latest_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,3 +52,12 @@ def change_rows(spark: SparkSession, path: str, version: int) -> list[tuple[Any,
     feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", version).load(path)
     rows = feed.drop("_commit_version", "_commit_timestamp").select("_change_type", *feed.columns[:-3]).collect()
     return sorted((tuple(row) for row in rows), key=repr)
+
+
+def recorded_state(path: str) -> TombstoneState:
+    """Return what the newest commit that says so remembers of deletes."""
+    for version in range(latest_version(path), -1, -1):
+        for metadata in actions_of(path, version, "domainMetadata"):
+            if metadata["domain"] == DOMAIN:
+                return TombstoneState.from_json(metadata["configuration"])
+    raise AssertionError(f"{path} remembers nothing")

@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 from stream_merge import MergeSink, merge_sink
 from stream_merge.errors import ConfigurationChangedError
 from stream_merge.sequence import SEQUENCE
-from stream_merge.tombstones import DOMAIN, FOLDER, MAX_FILES, TombstoneState
+from stream_merge.tombstones import FOLDER, MAX_FILES
 from tests.spark.delta_log import actions_of, latest_version
+from tests.spark.tables import files_below, recorded_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,6 +123,19 @@ class TestOrder:
         assert (result.num_stale_rows, result.num_target_rows_deleted) == (1, 1)
         sink.merge(create_source(schema, [(2, "old", "m", 0, 9, "u")]))
         assert read_rows(path, "id", "v") == [Row(id=1, v="c")]
+
+    def test_explain_tells_the_order_and_writes_nothing(self, create_table, create_source):
+        path = create_table("id INT, v STRING")
+        batch = create_source("id INT, v STRING, n INT, op STRING", [(1, "a", 1, "u")])
+        sink, files = keyed(path, sequence_by="n + 1"), files_below(path)
+        before = sink.explain(batch)
+        assert files_below(path) == files
+        assert "by _stream_merge_sequence, a column that the sink will add" in before
+        sink.merge(batch)
+        after = sink.explain(batch)
+        assert "by _stream_merge_sequence\n" in after
+        assert "deletes are remembered for 7 days" in after
+        assert "_stream_merge_sequence <" in after
 
     def test_a_plain_column_that_the_target_has_needs_no_other(self, create_table, create_source, spark):
         path = create_table(TARGET)
@@ -246,7 +260,7 @@ class TestTombstones:
             assert result.num_tombstones >= number + 2
         folders = [folder.name for folder in (Path(path) / FOLDER).iterdir()]
         assert len(folders) > MAX_FILES
-        state = TombstoneState.from_json(recorded_state(path))
+        state = recorded_state(path)
         assert len(state.files) <= MAX_FILES
         for folder in (Path(path) / FOLDER).iterdir():
             old = time.time() - 8 * 24 * 3600
@@ -256,7 +270,7 @@ class TestTombstones:
         assert (result.num_outdated_rows, read_rows(path, "id")) == (num_batches + 1, [Row(id=2000)])
         for number in range(2 * MAX_FILES):
             sink.merge(create_source(SCHEMA, [(5000 + number, None, 1, "d")]))
-        state = TombstoneState.from_json(recorded_state(path))
+        state = recorded_state(path)
         left = {folder.name for folder in (Path(path) / FOLDER).iterdir()}
         assert {file.path.rpartition("/")[2] for file in state.files} <= left
         assert not left & (set(folders) - {file.path.rpartition("/")[2] for file in state.files})
@@ -296,12 +310,3 @@ class TestTombstones:
             )
         )
         assert [row["v"] for row in read_rows(path)] == ["new"]
-
-
-def recorded_state(path: str) -> str:
-    """Return the newest state in the table's log."""
-    for version in range(latest_version(path), -1, -1):
-        found = [a["configuration"] for a in actions_of(path, version, "domainMetadata") if a["domain"] == DOMAIN]
-        if found:
-            return str(found[0])
-    raise AssertionError("no state")

@@ -1,0 +1,101 @@
+"""Random logs, cut into batches, shuffled and repeated at random: the table is what the plain fold of the log gives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stream_merge import merge_sink
+from tests.conftest import CreateTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "10"))
+KEYS = (1, 2, 3, None)
+SCHEMA = "id INT, part STRING, v STRING, seq INT, op STRING"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log, and the batches that it arrives in: every change at least once."""
+
+    changes: list[tuple[Any, ...]]
+    batches: list[list[tuple[Any, ...]]]
+
+    def fold(self) -> list[tuple[Any, ...]]:
+        """Return the rows that the changes give in the order of their sequence."""
+        rows: dict[Any, tuple[Any, ...]] = {}
+        for key, part, value, seq, op in sorted(self.changes, key=lambda change: change[3]):
+            rows.pop((key, part), None)
+            if op == "u":
+                rows[key, part] = (key, part, value, seq)
+        return sorted(rows.values(), key=repr)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """Draw a log."""
+    number = draw(st.integers(3, 14))
+    sequences = draw(st.permutations(range(number)))
+    changes = [
+        (
+            draw(st.sampled_from(KEYS)),
+            draw(st.sampled_from(["x", None])),
+            draw(st.sampled_from(["a", "b", None])),
+            sequences[i],
+            draw(st.sampled_from("uud")),
+        )
+        for i in range(number)
+    ]
+    num_batches = draw(st.integers(1, 4))
+    batches: list[list[tuple[Any, ...]]] = [[] for _ in range(num_batches)]
+    for change in changes:
+        for index in draw(st.lists(st.integers(0, num_batches - 1), min_size=1, max_size=2)):
+            batches[index].append(change)
+    return Log(changes, [draw(st.permutations(batch)) for batch in batches])
+
+
+@pytest.mark.parametrize("sequence", ["column", "expression"])
+def test_any_split_repetition_and_order_gives_the_fold(
+    spark: SparkSession,
+    create_table: CreateTable,
+    read_rows: Any,
+    deletion_vectors: bool,
+    sequence: str,
+    tmp_path: Path,
+) -> None:
+    numbers = iter(range(10**6))
+
+    @settings(
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(log=logs())
+    def check(log: Log) -> None:
+        path = str(tmp_path / f"target_{next(numbers)}")
+        create_table("id INT, part STRING, v STRING, seq INT", path=path, deletion_vectors=deletion_vectors)
+        sink = merge_sink(
+            path,
+            keys=["id", "part"],
+            null_keys="match",
+            sequence_by="seq" if sequence == "column" else "seq * 2",
+            delete_when="op = 'd'",
+        )
+        for batch in log.batches:
+            sink.merge(spark.createDataFrame(batch, SCHEMA).coalesce(1))
+        assert [tuple(row) for row in read_rows(path, "id", "part", "v", "seq")] == log.fold()
+        shutil.rmtree(path)
+
+    check()
