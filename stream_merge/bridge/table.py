@@ -51,6 +51,7 @@ class Table:
     log: Any
     catalog_table: Any
     name: str
+    _commits: dict[int, list[dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def jvm(self) -> Any:
@@ -107,18 +108,21 @@ class Table:
             raise translate(error) from error
 
     def read_commit(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions of a commit that lies in the log's folder.
+        """Return the actions of a commit that lies in the log's folder; read once, since several parts of a merge look at it.
 
         Raises:
             FileNotFoundError: The commit file is not there (any more).
         """
+        if version in self._commits:
+            return self._commits[version]
         file_names = self.jvm.org.apache.spark.sql.delta.util.FileNames
         path = file_names.unsafeDeltaFile(self.log.logPath(), version)
         try:
             lines = self.log.store().read(path, self.log.newDeltaHadoopConf()).mkString("\n")
         except JVM_ERRORS as error:
             raise FileNotFoundError(f"{self.name}: commit {version}") from error
-        return [json.loads(line) for line in lines.splitlines() if line.strip()]
+        self._commits[version] = [json.loads(line) for line in lines.splitlines() if line.strip()]
+        return self._commits[version]
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Return bytes of a file below the table's folder (`path` may be absolute)."""

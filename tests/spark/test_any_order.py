@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "10"))
+NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "6"))
 KEYS = (1, 2, 3, None)
 SCHEMA = "id INT, part STRING, v STRING, seq INT, op STRING"
 
