@@ -36,7 +36,8 @@ KEYS = {
     "t": ["id"],
 }
 
-EVENT_SCHEMA = "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, headers ARRAY<ARRAY<STRING>>"
+HEADERS = "headers ARRAY<ARRAY<STRING>>"
+EVENT_SCHEMA = f"topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, {HEADERS}"
 
 
 def read_records(spark: SparkSession, directory: Path, table: str) -> DataFrame:
