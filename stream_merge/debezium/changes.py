@@ -27,6 +27,8 @@ from stream_merge.errors import ConfigError
 OLD_KEY_HEADER = "__debezium.oldkey"
 NEW_KEY_HEADER = "__debezium.newkey"
 
+_SPACE = r"' \t\r\n'"
+
 
 def changes(
     records: DataFrame,
@@ -204,7 +206,7 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
             F.expr(header("headers", name) if has_headers else "CAST(NULL AS STRING)").alias(alias)
             for alias, name in (("old_key", OLD_KEY_HEADER), ("new_key", NEW_KEY_HEADER))
         ],
-        F.expr("coalesce(trim(CAST(value AS STRING)) = 'null', true)").alias("is_tombstone"),
+        F.expr(f"coalesce(trim(BOTH {_SPACE} FROM CAST(value AS STRING)) = 'null', true)").alias("is_tombstone"),
         F.expr("NOT is_valid_utf8(CAST(value AS STRING))" if is_binary else "false").alias("is_no_text"),
     ).withColumns({"old_key_text": F.col("old_key"), "new_key_text": F.col("new_key")})
     if not settings.keep_tombstones:
@@ -224,5 +226,5 @@ def _key_sql(parsed: ParsedJson, name: str) -> str:
 
 def _is_malformed(json: str, parsed: str, *, or_null: bool = True) -> str:
     # Spark reads the first JSON and ignores what follows it.
-    bad = f"{parsed} IS NULL OR {parsed}.corrupt IS NOT NULL OR NOT endswith(rtrim({json}), '}}')"
+    bad = f"{parsed} IS NULL OR {parsed}.corrupt IS NOT NULL OR NOT endswith(trim(TRAILING {_SPACE} FROM {json}), '}}')"
     return f"coalesce({bad}, true)" if or_null else f"coalesce({json} IS NOT NULL AND ({bad}), false)"

@@ -153,9 +153,11 @@ class Message:
         """Return SQL for an image of the row, "after" or "before", as a struct of texts by position."""
         image = self._field(name) if name in self.parsed.names and self._has_envelope else None
         texts = "NULL"
-        if self._has_flattened and name == "after":
+        if self._has_flattened:
             values = ", ".join(f"'f{p}', {self._field(column)}" for p, column in enumerate(self.columns))
-            texts = f"named_struct({values})"
+            # A flattened delete is the row that was there, or what is made up of it.
+            condition = "<>" if name == "after" else "="
+            texts = f"CASE WHEN {self.op_sql()} {condition} 'd' THEN named_struct({values}) END"
         types = ", ".join(f"f{position}: STRING" for position in range(len(self.columns)))
         return f"CAST({self._by_layout(image or 'NULL', texts)} AS STRUCT<{types}>)"
 

@@ -129,5 +129,5 @@ def _timestamp_of_text(raw: str) -> str:
     return (
         f"CASE WHEN {raw} = 'infinity' THEN timestamp_micros({_LAST_MICROS}) "
         f"WHEN {raw} = '-infinity' THEN timestamp_micros({_FIRST_MICROS}) "
-        f"WHEN {raw} RLIKE {_ZONE} THEN try_cast({raw} AS TIMESTAMP) ELSE try_cast(concat({raw}, 'Z') AS TIMESTAMP) END"
+        f"WHEN {raw} RLIKE {_ZONE} THEN try_cast({raw} AS TIMESTAMP_LTZ) ELSE try_cast(concat({raw}, 'Z') AS TIMESTAMP_LTZ) END"
     )

@@ -1,13 +1,15 @@
 """Records of every sort: what is a change, what is none, and what is wrong with one."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import ConfigError, debezium
-from tests.debezium.records import PLACEHOLDER, decode, envelope, frame_of, record, with_schema
+from tests.debezium.records import PLACEHOLDER, SCHEMA, decode, envelope, frame_of, record, with_schema
 
 COLUMNS = "id BIGINT, name STRING, price DECIMAL(5, 2)"
 KEY = {"id": 1}
@@ -53,6 +55,8 @@ def test_malformed_records_say_what_is_wrong_and_do_not_stop_the_batch(spark):
     ] == [True] * 5
     assert good["_change"]["error"] is None
     assert good["name"] == "a"
+    in_lines = json.dumps(envelope("c", ROW), indent=2).encode() + b"\r\n\t "
+    assert one(spark, KEY, in_lines)["_change"]["error"] is None
 
 
 def test_messages_that_are_no_changes_are_reported(spark):
@@ -286,6 +290,8 @@ def test_a_table_without_a_key_has_both_images(spark):
     assert (delete["name"], delete["_change"]["before"]["name"], delete["_change"]["key_only"]) == (None, "a", False)
     assert str(delete["_change"]["before"]["price"]) == "0.01"
     assert [row["_change"]["error"] for row in rows] == [None, None]
+    (flat,) = decode(spark, record(None, {**ROW, "__op": "d", "__lsn": 5}), columns=COLUMNS, keys=[])
+    assert (flat["name"], flat["_change"]["before"]["name"], flat["_change"]["error"]) == (None, "a", None)
     (lost,) = decode(spark, record(None, envelope("d")), columns=COLUMNS, keys=[])
     assert lost["_change"]["error"].startswith("no image of the row before op d")
 
@@ -407,3 +413,23 @@ def test_a_batch_is_parsed_once_whatever_the_number_of_columns(spark):
         spark.conf.unset("spark.sql.debug.maxToStringFields")
     # The value, the key, the keys in the two headers, and the decimal, which may be a struct with a scale of its own.
     assert plan.count("from_json") == 5
+
+
+def test_the_guide_s_code_runs(spark):
+    guide = (Path(__file__).parents[2] / "docs/debezium.md").read_text()
+    variables = {
+        "records": frame_of(spark, record(KEY, envelope("c", ROW))).withColumn("topic", F.lit("shop.public.customers"))
+    }
+    for block in re.findall(r"^```python\n(.*?)^```$", guide, flags=re.DOTALL | re.MULTILINE):
+        exec(compile(block, "docs/debezium.md", "exec"), variables)
+    assert variables["changes"].first()["name"] == "a"
+    assert set(debezium.fields.resolve_columns(variables["columns"])) == {"id", "seen", "flags", "channel"}
+
+
+def test_changes_are_made_of_a_stream_without_reading_it(spark, tmp_path):
+    stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path))
+    changes = debezium.changes(stream, COLUMNS, ["id"])
+    assert changes.isStreaming
+    assert changes.columns == ["id", "name", "price", "_change"]
+    with pytest.raises(ConfigError, match="columns can't be learnt from a stream"):
+        debezium.changes(stream)

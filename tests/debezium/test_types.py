@@ -302,6 +302,7 @@ def test_a_value_that_was_not_sent_is_not_taken_for_one_in_any_type(spark):
         ("ARRAY<INT>", [ord(letter) for letter in PLACEHOLDER]),
         ("ARRAY<BIGINT>", [ord(letter) for letter in PLACEHOLDER]),
         ("ARRAY<BINARY>", [as_bytes]),
+        ("ARRAY<STRING>", ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),  # uuid[]
         ("VARIANT", PLACEHOLDER),
         ("MAP<STRING, STRING>", {PLACEHOLDER: PLACEHOLDER}),
         ("MAP<STRING, STRING>", json.dumps({PLACEHOLDER: PLACEHOLDER}, separators=(",", ":"))),
