@@ -193,31 +193,33 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
     has_headers = "headers" in records.columns
     timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp")
     is_binary = isinstance(records.schema["value"].dataType, T.BinaryType)
+    headers = {
+        name: F.expr(header("headers", header_name) if has_headers else "CAST(NULL AS STRING)")
+        for name, header_name in (("old_key", OLD_KEY_HEADER), ("new_key", NEW_KEY_HEADER))
+    }
     texts = records.select(
         "topic",
         "partition",
         "offset",
         timestamp.alias("timestamp"),
         *([F.col("headers")] if has_headers else []),
-        F.expr("CAST(key AS STRING)").alias("key"),
         F.expr("CAST(value AS STRING)").alias("value"),
-        F.expr("CAST(key AS STRING)").alias("key_text"),
         *[
-            F.expr(header("headers", name) if has_headers else "CAST(NULL AS STRING)").alias(alias)
-            for alias, name in (("old_key", OLD_KEY_HEADER), ("new_key", NEW_KEY_HEADER))
+            text.alias(alias)
+            for name, text in {"key": F.expr("CAST(key AS STRING)"), **headers}.items()
+            for alias in (name, f"{name}_text")
         ],
         F.expr(f"coalesce(trim(BOTH {_SPACE} FROM CAST(value AS STRING)) = 'null', true)").alias("is_tombstone"),
         F.expr("NOT is_valid_utf8(CAST(value AS STRING))" if is_binary else "false").alias("is_no_text"),
-    ).withColumns({"old_key_text": F.col("old_key"), "new_key_text": F.col("new_key")})
-    if not settings.keep_tombstones:
-        texts = texts.where("NOT is_tombstone")
+    )
+    conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]
     if not settings.keep_messages and settings.layout != "flattened":
         # On the text, since Spark would move a condition on the parsed message to before the parsing, and parse twice.
-        texts = texts.where(
+        conditions.append(
             """NOT coalesce(value RLIKE '"op" *: *"m"'
             AND coalesce(get_json_object(value, '$.op'), get_json_object(value, '$.payload.op')) = 'm', false)"""
         )
-    return texts
+    return texts.where(" AND ".join(conditions)) if conditions else texts
 
 
 def _key_sql(parsed: ParsedJson, name: str) -> str:
