@@ -15,6 +15,7 @@ from stream_merge import (
     MergeSink,
     StreamMergeError,
     UnsupportedTableError,
+    debezium,
     merge_sink,
 )
 from stream_merge.java import find_java_fault
@@ -101,3 +102,11 @@ def errors(batch_df: DataFrame) -> str:
     except StreamMergeError as error:
         return str(error)
     return delta_package() + (find_java_fault() or "")
+
+
+def changes_of_debezium(records: DataFrame) -> DataFrame:
+    learnt: DataFrame = debezium.changes(records)
+    columns: debezium.Columns = {"id": "BIGINT", "at": debezium.Field("TIMESTAMP_NTZ", "io.debezium.time.Timestamp")}
+    given = debezium.changes(records, columns, ["id"], format="flattened", keep_tombstones=True)
+    of_table = debezium.table_fields(debezium.table_schema(records), except_columns=["loaded_at"])
+    return learnt.unionByName(given).unionByName(debezium.changes(records, of_table, keys=[], decimals="string"))

@@ -1,0 +1,18 @@
+"""Debezium's records, as Kafka has them, into changes that a sink can merge: types, order, deletes, missing values.
+
+```python
+from stream_merge import debezium
+
+changes = debezium.changes(records, columns="id BIGINT, name STRING, balance DECIMAL(12, 2)", keys=["id"])
+```
+
+Everything is Spark's own expressions: no Python runs on the data. Only where the columns are to be learnt from the records
+(`columns=None`, `table_schema`) are the distinct schemas of the records collected.
+"""
+
+from stream_merge.debezium.changes import changes
+from stream_merge.debezium.fields import Columns, Field, table_fields
+from stream_merge.debezium.schemas import table_schema
+from stream_merge.debezium.settings import CHANGE_COL
+
+__all__ = ["CHANGE_COL", "Columns", "Field", "changes", "table_fields", "table_schema"]

@@ -1,0 +1,234 @@
+"""The shape of the messages: envelopes and flattened events, with and without the schema part."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from stream_merge.debezium.spelling import text
+
+POSITION_FIELDS = (
+    "lsn",
+    "file",
+    "pos",
+    "row",
+    "change_lsn",
+    "commit_lsn",
+    "event_serial_no",
+    "scn",
+    "ssn",
+    "snapshot",
+)
+"""What tells where in the source's log a change stands; fields of `source`."""
+
+_ENVELOPE_FIELDS = ("before", "after", "source", "transaction")
+_CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedJson:
+    """JSON under positions in place of names, which may hold anything and may differ in case alone.
+
+    Attributes:
+        struct: The parsed JSON: fields f0, f1, ... of the names; `payload` with the same; `corrupt`, the text if it is bad.
+        names: The names, in the order of their positions.
+    """
+
+    struct: Column
+    names: tuple[str, ...]
+
+    def body(self, parsed: str) -> str:
+        """Return SQL for the struct of the positions, whether or not a schema part is around it."""
+        fields = ", ".join(f"'f{position}', {parsed}.f{position}" for position in range(len(self.names)))
+        plain = f"named_struct({fields})"
+        return f"CASE WHEN {parsed}.payload IS NOT NULL THEN {parsed}.payload ELSE {plain} END"
+
+    def path(self, body: str, name: str) -> str:
+        """Return SQL for the field of this name."""
+        return f"{body}.f{self.names.index(name)}"
+
+
+def parse_json(json: Column, fields: dict[str, T.DataType]) -> ParsedJson:
+    """Parse JSON of these fields, wrapped in "payload" or not, in one pass.
+
+    Values are taken as text, of arrays and objects their JSON: a value of another type than expected then fails alone, and not the
+    whole record. Where a field is called "payload", it is not taken for the wrapping.
+    """
+    body = T.StructType([T.StructField(name, data_type) for name, data_type in fields.items()])
+    corrupt = next(name for name in _unused_names(fields) if name not in fields)
+    payload = [] if "payload" in fields else [T.StructField("payload", body)]
+    schema = T.StructType([*body.fields, *payload, T.StructField(corrupt, T.StringType())])
+
+    placed_body = [T.StructField(f"f{p}", _positional(field.dataType)) for p, field in enumerate(body.fields)]
+    placed_payload = [T.StructField("payload", T.StructType(placed_body))] if payload else []
+    placed = T.StructType([*placed_body, *placed_payload, T.StructField(_CORRUPT, T.StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
+    parsed = F.from_json(json, schema, options).cast(placed)
+    if not payload:
+        parsed = parsed.withField("payload", F.lit(None).cast(T.StructType(placed_body)))
+    return ParsedJson(parsed, tuple(fields))
+
+
+def message_fields(
+    columns: Collection[str], layout: str | None, *, with_before: bool, meta_prefix: str
+) -> dict[str, T.DataType]:
+    """Return the fields of a message: of an envelope, of a flattened event, or of both if the layout is to be detected.
+
+    Where a column has the name of one of the envelope's structs, both can't be had at once; then it is the envelope.
+    """
+    image = T.StructType([T.StructField(name, T.StringType()) for name in columns])
+    fields: dict[str, T.DataType] = {}
+    if layout != "flattened":
+        fields["after"] = image
+        if with_before:
+            fields["before"] = image
+        fields["source"] = T.StructType([T.StructField(name, T.StringType()) for name in POSITION_FIELDS])
+        fields["transaction"] = T.StructType([T.StructField("total_order", T.StringType())])
+        fields["op"] = T.StringType()
+    if layout == "flattened" or (layout is None and not set(columns).intersection((*_ENVELOPE_FIELDS, "payload"))):
+        for name in (*columns, *meta_names(meta_prefix)):
+            fields.setdefault(name, T.StringType())
+    return fields
+
+
+def meta_names(prefix: str) -> list[str]:
+    """Return the names under which ExtractNewRecordState's `add.fields` puts what this module reads."""
+    names = [f"{prefix}op", f"{prefix}deleted"]
+    names += [f"{prefix}{part}{name}" for name in POSITION_FIELDS for part in ("", "source_")]
+    return [*names, f"{prefix}transaction_total_order"]
+
+
+def header(headers: str, name: str) -> str:
+    """Return SQL for the text of a record's header."""
+    return f"CAST(get(filter({headers}, header -> header.key = {text(name)}), 0).value AS STRING)"
+
+
+def first_known(values: Iterable[str]) -> str:
+    """Return SQL for the first value that is not NULL."""
+    known = list(values)
+    return f"coalesce({', '.join(known)})" if known else "CAST(NULL AS STRING)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """SQL for the parts of a message, over the columns `body`, `headers` and `offset`.
+
+    Attributes:
+        parsed: The message's fields.
+        columns: The names of the data columns.
+        layout: "envelope", "flattened", or None to detect it.
+        meta_prefix: `add.fields.prefix` and `add.headers.prefix` of the flattening.
+        has_headers: Whether the records have headers.
+    """
+
+    parsed: ParsedJson
+    columns: Sequence[str]
+    layout: str | None
+    meta_prefix: str
+    has_headers: bool
+
+    def layout_sql(self) -> str:
+        """Return SQL for the layout: "envelope", "flattened", or NULL if it is neither."""
+        if self.layout is not None:
+            condition = f"{self._field('op')} IS NOT NULL" if self.layout == "envelope" else "body IS NOT NULL"
+            return f"CASE WHEN {condition} THEN {text(self.layout)} END"
+        is_envelope = f"{self._field('op')} IS NOT NULL AND {self._field('source')} IS NOT NULL"
+        if not self._has_flattened:
+            return f"CASE WHEN {is_envelope} THEN 'envelope' END"
+        is_flattened = f"{first_known([*self._meta('op'), *self._meta('deleted')])} IS NOT NULL"
+        return f"CASE WHEN {is_envelope} THEN 'envelope' WHEN {is_flattened} THEN 'flattened' END"
+
+    def op_sql(self) -> str:
+        """Return SQL for Debezium's op; a flattened event without one is an upsert, or a delete if it says so."""
+        deleted = f"CASE WHEN {first_known(self._meta('deleted'))} = 'true' THEN 'd' ELSE 'u' END"
+        return self._by_layout(
+            self._field("op") if self._has_envelope else "NULL", first_known([*self._meta("op"), deleted])
+        )
+
+    def image_sql(self, name: str) -> str:
+        """Return SQL for an image of the row, "after" or "before", as a struct of texts by position."""
+        image = self._field(name) if name in self.parsed.names and self._has_envelope else None
+        texts = "NULL"
+        if self._has_flattened:
+            values = ", ".join(f"'f{p}', {self._field(column)}" for p, column in enumerate(self.columns))
+            # A flattened delete is the row that was there, or what is made up of it.
+            condition = "<>" if name == "after" else "="
+            texts = f"CASE WHEN {self.op_sql()} {condition} 'd' THEN named_struct({values}) END"
+        types = ", ".join(f"f{position}: STRING" for position in range(len(self.columns)))
+        return f"CAST({self._by_layout(image or 'NULL', texts)} AS STRUCT<{types}>)"
+
+    def position_sql(self) -> str:
+        """Return SQL for a struct of the fields that tell a change's place in the source's log, as text."""
+        pairs = []
+        for position, name in enumerate(POSITION_FIELDS):
+            of_envelope = f"{self._field('source')}.f{position}" if self._has_envelope else "NULL"
+            pairs.append(f"'{name}', {self._by_layout(of_envelope, first_known(self._meta(name)))}")
+        order = f"{self._field('transaction')}.f0" if self._has_envelope else "NULL"
+        pairs.append(f"'total_order', {self._by_layout(order, first_known(self._meta('transaction_total_order')))}")
+        return f"named_struct({', '.join(pairs)})"
+
+    @property
+    def _has_envelope(self) -> bool:
+        return self.layout != "flattened"
+
+    @property
+    def _has_flattened(self) -> bool:
+        return f"{self.meta_prefix}deleted" in self.parsed.names
+
+    def _field(self, name: str) -> str:
+        return self.parsed.path("body", name)
+
+    def _meta(self, name: str) -> list[str]:
+        names = [f"{self.meta_prefix}{name}", f"{self.meta_prefix}source_{name}"]
+        found = [self._field(full) for full in names if full in self.parsed.names]
+        return [*found, *(header("headers", full) for full in names if self.has_headers)]
+
+    def _by_layout(self, of_envelope: str, of_flattened: str) -> str:
+        if self.layout == "envelope" or not self._has_flattened:
+            return of_envelope
+        if self.layout == "flattened":
+            return of_flattened
+        return f"CASE layout WHEN 'envelope' THEN {of_envelope} WHEN 'flattened' THEN {of_flattened} END"
+
+
+def sequence_sql(order: str, *, snapshot_first: bool) -> str:
+    """Return SQL for the struct that orders the changes of one key, over `op`, `position` and `offset`.
+
+    `phase` is 0 for rows of a snapshot and 1 for changes; `position`, `part` and `event` are the place in the
+    source's log: PostgreSQL lsn, 0, order in the transaction; MySQL number of the binlog file, position, row; SQL Server and Db2
+    the two halves of the change's lsn and the number of the event; Oracle scn, 0, ssn; else the record's offset. `half` puts
+    a delete before a create, which have all else in common where a primary key changes.
+    """
+    number = "coalesce(try_cast({} AS BIGINT), 0L)".format
+    half = "IF(op = 'd', 0L, 1L)"
+    if order == "offset":
+        return f"named_struct('phase', 1L, 'position', CAST(offset AS BIGINT), 'part', 0L, 'event', 0L, 'half', {half})"
+    lsn = "coalesce(position.change_lsn, position.commit_lsn)"
+    parts = f"split({lsn}, ':')"
+    high = f"try_cast(conv(concat(get({parts}, 0), get({parts}, 1)), 16, 10) AS BIGINT)"
+    low = f"try_cast(conv(get({parts}, 2), 16, 10) AS BIGINT)"
+    file_number = "try_cast(regexp_extract(position.file, '([0-9]+)$', 1) AS BIGINT)"
+    major = f"coalesce(try_cast(position.lsn AS BIGINT), {file_number}, {high}, try_cast(position.scn AS BIGINT), offset, 0L)"
+    minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, 0L)"
+    event = number("coalesce(position.row, position.event_serial_no, position.ssn, position.total_order)")
+    is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
+    phase = f"IF({is_snapshot}, 0L, 1L)" if snapshot_first else "1L"
+    return (
+        f"named_struct('phase', {phase}, 'position', CAST({major} AS BIGINT), 'part', {minor}, "
+        f"'event', {event}, 'half', {half})"
+    )
+
+
+def _positional(data_type: T.DataType) -> T.DataType:
+    if not isinstance(data_type, T.StructType):
+        return data_type
+    fields = [T.StructField(f"f{p}", _positional(field.dataType)) for p, field in enumerate(data_type.fields)]
+    return T.StructType(fields)
+
+
+def _unused_names(fields: Collection[str]) -> Iterable[str]:
+    return (f"_corrupt_{number}" for number in range(len(fields) + 2))

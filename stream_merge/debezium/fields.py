@@ -1,0 +1,159 @@
+"""The columns of the changes: the types that the lake wants, and how Debezium spells their values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from pyspark.sql import types as T
+
+from stream_merge.errors import ConfigError
+
+SEMANTICS = frozenset(
+    (
+        "Date",
+        "Time",
+        "MicroTime",
+        "NanoTime",
+        "Timestamp",
+        "MicroTimestamp",
+        "NanoTimestamp",
+        "ZonedTimestamp",
+        "ZonedTime",
+        "IsoDate",
+        "IsoTime",
+        "IsoTimestamp",
+        "Year",
+        "Interval",
+        "MicroDuration",
+        "NanoDuration",
+        "Decimal",
+        "VariableScaleDecimal",
+        "Uuid",
+        "Json",
+        "Xml",
+        "Enum",
+        "EnumSet",
+        "Bits",
+        "Ltree",
+        "Point",
+        "Geometry",
+        "Geography",
+    )
+)
+"""Last parts of the names that Debezium and Kafka Connect give to types; no two types share one and differ in meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column: its type in the lake, and what the message alone does not tell of its values.
+
+    Attributes:
+        type: Spark's type, or its DDL.
+        semantic: Debezium's or Kafka Connect's name of the type ("io.debezium.time.Timestamp", or its last part). Without
+            one, the values are read as Debezium's defaults for PostgreSQL write them. It holds for the elements of an
+            array and the values of a map too.
+        scale: Digits after the point of a decimal that is sent as bytes; the type's own by default.
+        length: Number of bits of a bit string.
+        default: The value of rows that were there when the column was added (ADD COLUMN ... DEFAULT sends no changes).
+            It replaces NULL and absence alike, so it is for columns that are NOT NULL.
+        element: The elements of an array, or the values of a map, where they differ from this field's description.
+        fields: The fields of a struct, by name, where the types alone do not describe them.
+    """
+
+    type: str | T.DataType
+    semantic: str | None = None
+    scale: int | None = None
+    length: int | None = None
+    default: str | int | float | bool | None = None
+    element: Field | None = None
+    fields: Mapping[str, Field] | None = None
+
+    @property
+    def data_type(self) -> T.DataType:
+        """Spark's type; text is text, whatever its length."""
+        parsed = _parse_type(self.type) if isinstance(self.type, str) else self.type
+        return T.StringType() if isinstance(parsed, (T.CharType, T.VarcharType)) else parsed
+
+    @property
+    def kind(self) -> str | None:
+        """Last part of the semantic type's name."""
+        return None if self.semantic is None else self.semantic.rpartition(".")[2]
+
+    def item(self, data_type: T.DataType) -> Field:
+        """Return the field that describes the elements of this one."""
+        if self.element is not None:
+            return self.element
+        return Field(data_type, semantic=self.semantic, scale=self.scale, length=self.length)
+
+    def member(self, name: str, data_type: T.DataType) -> Field:
+        """Return the field that describes one field of a struct."""
+        return (self.fields or {}).get(name) or Field(data_type)
+
+
+Columns: TypeAlias = "str | T.StructType | Mapping[str, str | T.DataType | Field]"
+"""The columns of a table: DDL, a schema, or a type or `Field` for each name."""
+
+
+def resolve_columns(columns: Columns) -> dict[str, Field]:
+    """Return the columns in order, each as a `Field` with a type of Spark.
+
+    Raises:
+        ConfigError: There are none, or one is not described rightly.
+    """
+    schema = _parse_ddl(columns) if isinstance(columns, str) else columns
+    given = {field.name: field.dataType for field in schema} if isinstance(schema, T.StructType) else schema
+    fields = {name: field if isinstance(field, Field) else Field(field) for name, field in given.items()}
+    fields = {name: replace(field, type=field.data_type) for name, field in fields.items()}
+    faults = [] if fields else ["columns names no column"]
+    for name, field in fields.items():
+        faults += [f"column {name!r}: {fault}" for fault in _find_faults(field)]
+    if faults:
+        raise ConfigError(faults)
+    return fields
+
+
+def table_fields(
+    schema: T.StructType, *, settings: Mapping[str, Field] | None = None, except_columns: Collection[str] = ()
+) -> dict[str, Field]:
+    """Return the columns of an existing table, to be given as `columns`.
+
+    Args:
+        schema: The table's schema: `spark.table(...).schema`.
+        settings: The columns whose type does not tell all.
+        except_columns: Columns of the table that the source does not send.
+    """
+    given = dict(settings or {})
+    unknown = [name for name in (*given, *except_columns) if name not in schema.fieldNames()]
+    if unknown:
+        raise ConfigError([f"the table has no column {name!r}" for name in unknown])
+    return resolve_columns(
+        {
+            field.name: given.get(field.name, Field(field.dataType))
+            for field in schema.fields
+            if field.name not in except_columns
+        }
+    )
+
+
+def _parse_ddl(text: str) -> T.StructType:
+    schema = T.StructType.fromDDL(text)
+    if not isinstance(schema, T.StructType):
+        raise ConfigError([f"{text!r} is no list of columns"])
+    return schema
+
+
+def _parse_type(text: str) -> T.DataType:
+    return _parse_ddl(f"`type` {text}")["type"].dataType
+
+
+def _find_faults(field: Field) -> list[str]:
+    faults = []
+    if field.kind is not None and field.kind not in SEMANTICS:
+        faults.append(f"semantic type {field.semantic!r} is unknown; known are {', '.join(sorted(SEMANTICS))}")
+    if field.scale is not None and not 0 <= field.scale <= 1000:
+        faults.append(f"scale {field.scale} is out of range")
+    if isinstance(field.data_type, T.MapType) and not isinstance(field.data_type.keyType, T.StringType):
+        faults.append("the keys of a map in JSON are text; make it MAP<STRING, ...>")
+    return faults

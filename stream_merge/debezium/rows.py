@@ -1,0 +1,116 @@
+"""The images of a row to typed columns, and what there is to say of the change."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.debezium.envelope import sequence_sql
+from stream_merge.debezium.fields import Field
+from stream_merge.debezium.settings import CHANGE_COL, Settings
+from stream_merge.debezium.spelling import text
+from stream_merge.debezium.unavailable import is_unavailable
+from stream_merge.debezium.values import decode
+
+
+def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
+    """Return the frame with the texts of each column, then with its values.
+
+    t0, v0: of the row, as it is after the change. b0, bv0: before it. old0, oldv0, new0, newv0: of the other key. u0: whether the
+    row's value was not sent.
+    """
+    keys = settings.key_positions
+    texts: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    values: dict[str, str] = {}
+    for position, field in enumerate(settings.fields.values()):
+
+        def value(name: str, field: Field = field) -> str:
+            return decode(name, field, settings.handling)
+
+        of_row = f"CASE WHEN op IN ('r', 'c', 'u') THEN after.f{position} END"
+        if position in keys:
+            member = f"f{keys.index(position)}"
+            texts[f"t{position}"] = f"CASE WHEN op IN ('r', 'c', 'u', 'd') THEN coalesce(key.{member}, {of_row}) END"
+            values[f"v{position}"] = value(f"t{position}")
+            for other in ("old", "new"):
+                texts[f"{other}{position}"] = f"{other}_key.{member}"
+                values[f"{other}v{position}"] = value(f"{other}{position}")
+        else:
+            texts[f"t{position}"] = of_row
+            flags[f"u{position}"] = is_unavailable(f"t{position}", field, settings.placeholder)
+            values[f"v{position}"] = f"CASE WHEN NOT u{position} THEN {value(f't{position}')} END"
+        if settings.before:
+            texts[f"b{position}"] = f"before.f{position}"
+            flags[f"bu{position}"] = is_unavailable(f"b{position}", field, settings.placeholder)
+            values[f"bv{position}"] = f"CASE WHEN NOT bu{position} THEN {value(f'b{position}')} END"
+    for step in (texts, flags, values):
+        frame = frame.withColumns({name: F.expr(sql) for name, sql in step.items()})
+    return frame
+
+
+def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
+    """Return the data columns and the struct that describes the change."""
+    names, keys = settings.names, settings.key_positions
+    data = []
+    for position, (name, field) in enumerate(settings.fields.items()):
+        value = F.col(f"v{position}")
+        if field.default is not None:
+            was_there = F.expr(f"t{position} IS NULL AND op IN ('r', 'c', 'u')")
+            value = F.when(was_there, F.lit(field.default).cast(field.data_type)).otherwise(value)
+        data.append(value.alias(name))
+    missing = ", ".join(f"CASE WHEN u{p} THEN {text(names[p])} END" for p in range(len(names)) if p not in keys)
+    parts = {
+        "op": F.col("op"),
+        "sequence": F.expr(sequence_sql(settings.order, snapshot_first=settings.snapshot_first)),
+        "unavailable": F.expr(f"array_compact(array({missing}))").cast("array<string>"),
+        "key_only": F.expr("coalesce(op = 'd', false)" if keys else "false"),
+    }
+    for other in ("old", "new") if keys else ():
+        pairs = ", ".join(f"{text(names[p])}, {other}v{p}" for p in keys)
+        parts[f"{other}_key"] = F.expr(f"CASE WHEN {other}_key IS NOT NULL THEN named_struct({pairs}) END")
+    if settings.before:
+        pairs = ", ".join(f"{text(name)}, bv{position}" for position, name in enumerate(names))
+        parts["before"] = F.expr(f"CASE WHEN before IS NOT NULL THEN named_struct({pairs}) END")
+    parts |= {name: F.col(name) for name in ("topic", "partition", "offset", "timestamp")}
+    parts["error"] = F.expr(_error_sql(settings))
+    change = F.struct(*[part.alias(name) for name, part in parts.items()])
+    return frame.select(*data, change.alias(CHANGE_COL))
+
+
+def _error_sql(settings: Settings) -> str:
+    """Return SQL for what is wrong with a record: with the message as a whole, else with each of its values."""
+    names, keys = settings.names, settings.key_positions
+    ops = "'r', 'c', 'u', 'd', 't'" + (", 'm'" if settings.keep_messages else "")
+    faults = [
+        ("is_no_text", "'the value is not UTF-8'"),
+        ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
+        (
+            "NOT is_tombstone AND layout IS NULL",
+            "concat('neither an envelope nor a flattened event (format= says which it is): ', left(value, 80))",
+        ),
+        (f"op IS NULL OR op NOT IN ({ops})", "concat('unknown op: ', coalesce(op, 'NULL'))"),
+        ("is_key_malformed", "concat('the key is not the JSON of a key: ', left(key_text, 80))") if keys else None,
+        ("op IN ('r', 'c', 'u') AND after IS NULL", "concat('no image of the row after op ', op)"),
+        (
+            "op IN ('u', 'd') AND before IS NULL",
+            "concat('no image of the row before op ', op, ' (REPLICA IDENTITY FULL sends it)')",
+        )
+        if settings.before and not keys
+        else None,
+    ]
+    whole = " ".join(f"WHEN {condition} THEN {reason}" for condition, reason in filter(None, faults))
+    parts = [
+        f"CASE WHEN op IN ('r', 'c', 'u', 'd') AND t{position} IS NULL THEN {text(f'key column {names[position]} is missing')} END"
+        for position in keys
+    ]
+    columns = [(p, f"t{p}", f"v{p}", f"NOT u{p}" if p not in keys else "true", name) for p, name in enumerate(names)]
+    columns += [(p, f"{o}{p}", f"{o}v{p}", "true", f"{o} key's {names[p]}") for p in keys for o in ("old", "new")]
+    if settings.before:
+        columns += [(p, f"b{p}", f"bv{p}", f"NOT bu{p}", f"before's {name}") for p, name in enumerate(names)]
+    types = [field.data_type.simpleString() for field in settings.fields.values()]
+    for position, raw, value, condition, name in columns:
+        is_misfit = f"{raw} IS NOT NULL AND {value} IS NULL AND {condition}"
+        reason = text(f"{name} is no {types[position]}: ")
+        parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({raw}, 80)) END")
+    return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"

@@ -1,0 +1,39 @@
+"""What the steps of the decoding have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stream_merge.debezium.fields import Field
+from stream_merge.debezium.values import Handling
+
+CHANGE_COL = "_change"
+"""The struct that tells what kind of change a row is, beside the data columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `changes` was asked for; see its arguments."""
+
+    fields: Mapping[str, Field]
+    keys: tuple[str, ...]
+    layout: str | None
+    placeholder: str
+    meta_prefix: str
+    keep_tombstones: bool
+    keep_messages: bool
+    before: bool
+    order: str
+    snapshot_first: bool
+    handling: Handling
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.fields)
+
+    @property
+    def key_positions(self) -> list[int]:
+        """The places of the key columns among the columns, in the order of the key."""
+        return [self.names.index(key) for key in self.keys]

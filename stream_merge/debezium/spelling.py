@@ -1,0 +1,28 @@
+"""Small pieces of SQL text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+_numbers = count()
+
+
+def text(value: str) -> str:
+    """Return text as a literal."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def let(value: str, body: Callable[[str], str]) -> str:
+    """Return SQL in which the value has a name, so that it is written, and computed, once.
+
+    SQL's only local names are those of lambda functions.
+    """
+    name = f"x{next(_numbers)}"
+    return f"transform(array({value}), {name} -> {body(name)})[0]"
+
+
+def lambda_name() -> str:
+    """Return a name for the variable of a lambda function that no lambda function around it has."""
+    return f"x{next(_numbers)}"
