@@ -42,7 +42,7 @@ def write_replay(log: Path, directory: Path, *, num_micro_batches: int) -> Repla
 
     A file ends only where every later change of the same worker run has a higher position in PostgreSQL's log. So a
     micro-batch has both halves of a changed primary key, and no change from before a TRUNCATE comes in a later
-    micro-batch than it: the sink keeps no tombstones yet, by which it could tell that such a change is outdated.
+    micro-batch than it: a TRUNCATE becomes a delete of each row that the table has, and of no other key.
     """
     with gzip.open(log, "rt", encoding="utf-8", newline="\n") as lines:
         records = list(lines)

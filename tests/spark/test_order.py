@@ -9,7 +9,7 @@ import shutil
 import time
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.sql import Row
@@ -22,9 +22,6 @@ from stream_merge.tombstones import FOLDER, MAX_FILES
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import files_below, recorded_state
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 SCHEMA = "id INT, v STRING, seq BIGINT, op STRING"
 TARGET = "id INT, v STRING, seq BIGINT"
 
@@ -34,6 +31,7 @@ def keyed(path: str, **options: Any) -> MergeSink:
     return merge_sink(path, **{"keys": "id", "sequence_by": "seq", "delete_when": "op = 'd'", **options})
 
 
+@pytest.mark.core
 class TestResurrection:
     """P9: deletes that come before older changes of their key."""
 
@@ -71,13 +69,13 @@ class TestResurrection:
             sink.merge(create_source(SCHEMA, [change]))
         assert read_rows(path) == []
 
-    def test_without_retention_nothing_is_remembered(self, create_table, create_source, read_rows):
+    def test_without_retention_nothing_is_remembered(self, spark, create_table, create_source, read_rows):
         path = create_table(TARGET, [(1, "a", 1)])
         sink = keyed(path, tombstone_retention=dt.timedelta(0))
         sink.merge(create_source(SCHEMA, [(1, None, 5, "d")]))
         sink.merge(create_source(SCHEMA, [(1, "old", 4, "u")]))
         assert read_rows(path) == [Row(id=1, v="old", seq=4)]
-        assert "domainMetadata" not in str(actions_of(path, 0, "protocol"))
+        assert "domainMetadata" not in spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()[0]["tableFeatures"]
 
 
 class TestOrder:
@@ -142,20 +140,12 @@ class TestOrder:
         keyed(path).merge(create_source(SCHEMA, [(1, "a", 1, "u")]))
         assert spark.read.format("delta").load(path).columns == ["id", "v", "seq"]
         assert SEQUENCE not in str(actions_of(path, latest_version(path), "metaData"))
-        assert "domainMetadata" not in keyed_features(spark, path, retention=dt.timedelta(0))
-
-
-def keyed_features(spark: SparkSession, path: str, retention: dt.timedelta) -> set[str]:
-    """Return the features of a copy of the table that a sink without tombstones has written to."""
-    copy = f"{path}-copy"
-    spark.read.format("delta").load(path).write.format("delta").save(copy)
-    keyed(copy, tombstone_retention=retention).merge(spark.createDataFrame([(1, "a", 1, "u")], SCHEMA))
-    return set(spark.sql(f"DESCRIBE DETAIL delta.`{copy}`").collect()[0]["tableFeatures"])
 
 
 class TestTombstones:
     """What is remembered, where, and for how long."""
 
+    @pytest.mark.core
     def test_another_configuration_is_refused(self, create_table, create_source, read_rows):
         path = create_table("id INT, v STRING, seq BIGINT, at BIGINT")
         schema = "id INT, v STRING, seq BIGINT, at BIGINT, op STRING"
@@ -183,6 +173,7 @@ class TestTombstones:
         assert read_rows(path, "id", "v") == [Row(id=1, v="b"), Row(id=2, v="c")]
         assert result.num_tombstones == 0
 
+    @pytest.mark.core
     def test_vacuum_leaves_them(self, spark, create_table, create_source, read_rows, deletion_vectors):
         path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)], deletion_vectors=deletion_vectors)
         keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
@@ -209,6 +200,7 @@ class TestTombstones:
         assert read_rows(path) == [Row(id=2, v="new", seq=5)]
         assert (result.num_outdated_rows, result.num_tombstones) == (1, 1)
 
+    @pytest.mark.core
     def test_a_table_restored_to_before_its_first_delete_remembers_none(
         self, spark, create_table, create_source, read_rows
     ):

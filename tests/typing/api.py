@@ -1,6 +1,7 @@
 """Public calls as users write them. mypy checks this file; nothing runs it."""
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -36,7 +37,9 @@ def every_option(report: Callable[[MergeResult], None]) -> MergeSink:
         "/data/customers",
         keys=["id"],
         on=None,
-        sequence_by=["updated_at"],
+        sequence_by=["updated_at", F.col("lsn")],
+        tie_break_by="offset",
+        tombstone_retention=timedelta(days=1),
         delete_when="op = 'd'",
         source_alias="s",
         target_alias="t",
