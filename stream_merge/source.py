@@ -141,7 +141,7 @@ def measured(
     try:
         num_outdated = outdated.count()
         if num_outdated:
-            rows = rows.join(F.broadcast(outdated), SOURCE_ID, "left_anti").select(*[quote(c) for c in rows.columns])
+            rows = rows.join(outdated, SOURCE_ID, "left_anti").select(*[quote(c) for c in rows.columns])
         yield _measured(rows, config, resolved, partition_columns, independence, memory, num_outdated, batch_name)
     finally:
         outdated.unpersist(blocking=True)

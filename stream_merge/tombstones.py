@@ -31,6 +31,9 @@ FOLDER = "_stream_merge/tombstones"
 MAX_FILES = 8
 """With more, the smallest are merged into one."""
 
+MAX_BROADCAST_TOMBSTONES = 500_000
+"""With more, Spark decides how to join them with a batch, which may be large as well."""
+
 KEPT_MS = 7 * 24 * 3600 * 1000
 """How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
 
@@ -160,12 +163,15 @@ class Tombstones:
     def outdated(self, files: Sequence[TombstoneFile], source: DataFrame) -> DataFrame:
         """Return the `SOURCE_ID` of the source's rows that are older than a delete of their key."""
         batch = source.select(*self._key_columns(), self._sequence_column(), SOURCE_ID)
-        ours, theirs = self.read(files).alias("ours"), F.broadcast(batch).alias("theirs")
+        remembered = self.read(files)
+        if sum(file.num_rows for file in files) <= MAX_BROADCAST_TOMBSTONES:
+            remembered = F.broadcast(remembered)
+        ours, theirs = remembered.alias("ours"), batch.alias("theirs")
         condition = F.col("theirs.sequence") < F.col("ours.sequence")
         for number in range(len(self.keys)):
             one, other = F.col(f"ours.k{number}"), F.col(f"theirs.k{number}")
             condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
-        return ours.join(theirs, condition).select(SOURCE_ID).distinct()
+        return theirs.join(ours, condition).select(SOURCE_ID).distinct()
 
     def is_undecidable(self, state: TombstoneState) -> Column:
         """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
