@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import Column, SparkSession
 
-from stream_merge.bridge.jvm import JVM_ERRORS, items, scala_object, translate
+from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class, scala_object, translate
 from stream_merge.clauses import Expression
 
 # Analysis turns these into literals of the moment, so that a statement with one must be analysed for every batch.
@@ -24,7 +24,7 @@ def expression_sql(spark: SparkSession, expression: Expression) -> str:
     if isinstance(expression, str):
         text = expression
     else:
-        converter = scala_object(jvm.org.apache.spark.sql.classic, "ColumnNodeToExpressionConverter")
+        converter = scala_object(jvm, "org.apache.spark.sql.classic.ColumnNodeToExpressionConverter")
         text = str(converter.apply(expression._jc.node()).sql())  # type: ignore[operator]
     try:
         spark._jsparkSession.sessionState().sqlParser().parseExpression(text)
@@ -65,7 +65,7 @@ def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> st
 
 def column_name_parts(spark: SparkSession, name: str) -> list[str]:
     """Split a column name as Spark does: at dots outside back quotes."""
-    attribute = spark._jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute  # type: ignore[union-attr]
+    attribute = java_class(spark._jvm, "org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute")
     try:
         return [str(part) for part in items(attribute.parseAttributeName(name))]
     except JVM_ERRORS as error:
@@ -82,9 +82,9 @@ def bitmap(spark: SparkSession, column: Column) -> Column:
     jvm: Any = spark._jvm
     from pyspark.sql.classic.column import Column as ClassicColumn
 
-    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
-    portable = jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArrayFormat.Portable()
-    aggregator = jvm.org.apache.spark.sql.catalyst.expressions.aggregation.BitmapAggregator(
+    utils = java_class(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+    portable = java_class(jvm, "org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArrayFormat").Portable()
+    aggregator = java_class(jvm, "org.apache.spark.sql.catalyst.expressions.aggregation.BitmapAggregator")(
         utils.expression(column._jc),
         portable,
     )

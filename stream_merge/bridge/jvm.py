@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -69,14 +70,15 @@ _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
     ),
 )
 _MAX_CAUSES = 8
+_CLASSES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def seq(jvm: Any, items: Iterable[Any] = ()) -> Any:
     """Return a Scala Seq of the items."""
-    java_list = jvm.java.util.ArrayList()
+    java_list = java_class(jvm, "java.util.ArrayList")()
     for item in items:
         java_list.add(item)
-    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(java_list)
+    return java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(java_list)
 
 
 def items(scala_seq: Any) -> Iterator[Any]:
@@ -92,17 +94,25 @@ def optional(scala_option: Any) -> Any:
 
 def option(jvm: Any, value: Any) -> Any:
     """Return a Scala Option of a value that may be None."""
-    return jvm.scala.Option.apply(value)
+    return java_class(jvm, "scala.Option").apply(value)
 
 
-def scala_object(package: Any, name: str) -> Any:
+def java_class(jvm: Any, name: str) -> Any:
+    """Return a class by its full name. By attributes of `jvm`, each part of the name would be a call, every time."""
+    classes = _CLASSES.setdefault(jvm, {})
+    if name not in classes:
+        classes[name] = getattr(jvm, name)
+    return classes[name]
+
+
+def scala_object(jvm: Any, name: str) -> Any:
     """Return the singleton of a Scala object, for those without static methods."""
-    return getattr(getattr(package, name + "$"), "MODULE$")
+    return getattr(java_class(jvm, name + "$"), "MODULE$")
 
 
 def mapper(jvm: Any) -> Any:
     """Return Delta's JSON mapper."""
-    return jvm.org.apache.spark.sql.delta.util.JsonUtils.mapper()
+    return java_class(jvm, "org.apache.spark.sql.delta.util.JsonUtils").mapper()
 
 
 def to_python(jvm: Any, scala_value: Any) -> Any:
@@ -113,7 +123,7 @@ def to_python(jvm: Any, scala_value: Any) -> Any:
 def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:
     """Return a Java list of Delta's actions of one class, AddFile or RemoveFile, in a number of calls that does not grow."""
     if not values:
-        return jvm.java.util.ArrayList()
+        return java_class(jvm, "java.util.ArrayList")()
     json_mapper = mapper(jvm)
     action = load_class(jvm, f"org.apache.spark.sql.delta.actions.{kind}")
     list_type = json_mapper.getTypeFactory().constructCollectionType(load_class(jvm, "java.util.ArrayList"), action)
@@ -122,7 +132,7 @@ def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:
 
 def load_class(jvm: Any, name: str) -> Any:
     """Return a class by name, wherever Spark put the JAR."""
-    return jvm.org.apache.spark.util.Utils.classForName(name, True, False)
+    return java_class(jvm, "org.apache.spark.util.Utils").classForName(name, True, False)
 
 
 def set_field(jvm_object: Any, name: str, value: Any) -> None:

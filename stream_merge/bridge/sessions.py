@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.bridge.jvm import optional
+from stream_merge.bridge.jvm import java_class, optional
 from stream_merge.errors import ConnectNotSupportedError
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -67,7 +67,7 @@ def execution_session(spark: SparkSession) -> SparkSession:
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
     """Make the session the active one of this thread, where Delta looks for settings, and restore what was."""
-    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr]
+    sessions = java_class(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
     before = optional(sessions.getActiveSession())
     sessions.setActiveSession(spark._jsparkSession)
     try:
@@ -106,7 +106,7 @@ def running_query(spark: SparkSession) -> RunningQuery | None:
 
 def _execution_of_thread(spark: SparkSession) -> Any:
     """Return the StreamExecution whose thread this is, or None."""
-    return _owner(spark._jvm.java.lang.Thread.currentThread())  # type: ignore[union-attr]
+    return _owner(java_class(spark._jvm, "java.lang.Thread").currentThread())
 
 
 def _execution_of_session(spark: SparkSession) -> Any:
@@ -114,7 +114,7 @@ def _execution_of_session(spark: SparkSession) -> Any:
 
     The registries of queries do not help: each session has its own, and the frame's session is a clone that none knows.
     """
-    threads = spark._jvm.java.lang.Thread.getAllStackTraces().keySet()  # type: ignore[union-attr]
+    threads = java_class(spark._jvm, "java.lang.Thread").getAllStackTraces().keySet()
     for thread in threads:
         execution = _owner(thread)
         if execution is not None and execution.sparkSessionForStream().equals(spark._jsparkSession):
@@ -135,5 +135,5 @@ def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:
     """Return the frame as one of another session, which plans and executes it."""
     if frame.sparkSession._jsparkSession.equals(spark._jsparkSession):
         return frame
-    dataset = spark._jvm.org.apache.spark.sql.classic.Dataset  # type: ignore[union-attr]
+    dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
     return DataFrame(dataset.ofRows(spark._jsparkSession, frame._jdf.queryExecution().analyzed()), spark)

@@ -14,11 +14,13 @@ from stream_merge.bridge.jvm import (
     JVM_ERRORS,
     actions,
     items,
+    java_class,
     option,
     optional,
     scala_object,
     seq,
     set_field,
+    to_python,
     translate,
 )
 from stream_merge.bridge.table import Transaction, without_stats
@@ -84,7 +86,7 @@ class ResolvedMerge:
     def _column(self, expression: Any) -> Column:
         from pyspark.sql.classic.column import Column as ClassicColumn
 
-        return ClassicColumn(self._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
+        return ClassicColumn(java_class(self._jvm, "org.apache.spark.sql.classic.ExpressionUtils").column(expression))
 
     def _resolved_clauses(self, clauses: Sequence[Clause]) -> Iterable[ResolvedClause]:
         command = self._command
@@ -197,7 +199,7 @@ class ResolvedMerge:
         Args:
             frame: The batch, with the columns that were analysed and those of the sink's own behind them.
         """
-        union = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Union(
+        union = java_class(self._jvm, "org.apache.spark.sql.catalyst.plans.logical.Union")(
             seq(self._jvm, [frame_plan(self._template), frame_plan(frame)]), False, False
         )
         return self._frame(union)
@@ -214,13 +216,15 @@ class ResolvedMerge:
                 number that tells the rows of one run of a job apart.
         """
         jvm = self._jvm
-        handles = jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions(jvm, "AddFile", without_stats(files)))
+        handles = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(
+            actions(jvm, "AddFile", without_stats(files))
+        )
         plan = self._command.buildTargetPlanWithFiles(
             self._spark._jsparkSession, transaction.handle, handles, seq(jvm, [])
         )
         rows = self._frame(plan)
         if transaction.row_tracking_columns is not None:
-            tracking = scala_object(jvm.org.apache.spark.sql.delta, "RowTracking")
+            tracking = scala_object(jvm, "org.apache.spark.sql.delta.RowTracking")
             rows = DataFrame(tracking.preserveRowTrackingColumns(rows._jdf, transaction.snapshot), self._spark)
         position = (
             rows.metadataColumn("_metadata").getField("row_index") if with_rows else F.monotonically_increasing_id()
@@ -229,7 +233,7 @@ class ResolvedMerge:
         return rows.select("*", path.alias(FILE), position.alias(ROW))
 
     def _frame(self, plan: Any) -> DataFrame:
-        dataset = self._jvm.org.apache.spark.sql.classic.Dataset
+        dataset = java_class(self._jvm, "org.apache.spark.sql.classic.Dataset")
         return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def evolve_schema(self, transaction: Transaction) -> None:
@@ -250,7 +254,7 @@ class ResolvedMerge:
     @cached_property
     def _predicates(self) -> tuple[Any, Any, Any]:
         jvm = self._jvm
-        merge_predicate = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$MergePredicate")
+        merge_predicate = java_class(jvm, "org.apache.spark.sql.delta.DeltaOperations$MergePredicate")
 
         def described(handles: Any) -> Any:
             predicates = []
@@ -276,7 +280,7 @@ class ResolvedMerge:
             return self._operation
         jvm = self._jvm
         none = option(jvm, None)
-        merge = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$Merge")
+        merge = java_class(jvm, "org.apache.spark.sql.delta.DeltaOperations$Merge")
         operation = merge(option(jvm, self._command.condition()), none, none, none, *self._predicates)
         self._operation = described_operation(jvm, operation, metric_names, user_metadata)
         return self._operation
@@ -303,15 +307,15 @@ def overwrite_operation(
 ) -> Any:
     """Return Delta's operation for a batch in output mode Complete."""
     jvm: Any = spark._jvm
-    complete = jvm.org.apache.spark.sql.streaming.OutputMode.Complete()
-    streaming_update = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$StreamingUpdate")
+    complete = java_class(jvm, "org.apache.spark.sql.streaming.OutputMode").Complete()
+    streaming_update = java_class(jvm, "org.apache.spark.sql.delta.DeltaOperations$StreamingUpdate")
     operation = streaming_update(complete, query_id, batch_id, option(jvm, None))
     return described_operation(jvm, operation, metric_names, user_metadata)
 
 
 def manual_operation(spark: SparkSession) -> Any:
     """Return Delta's operation for a commit that no statement stands for."""
-    return scala_object(spark._jvm.org.apache.spark.sql.delta, "DeltaOperations$ManualUpdate")  # type: ignore[union-attr]
+    return scala_object(spark._jvm, "org.apache.spark.sql.delta.DeltaOperations$ManualUpdate")
 
 
 def frame_plan(frame: DataFrame) -> Any:
@@ -359,12 +363,12 @@ def analyse(
         for name, value in settings.items():
             spark.conf.set(name, value)
     session = spark._jsparkSession
-    empty = session.createDataFrame(jvm.java.util.ArrayList(), batch._jdf.schema())
+    empty = session.createDataFrame(java_class(jvm, "java.util.ArrayList")(), batch._jdf.schema())
     try:
         parsed = session.sessionState().sqlParser().parsePlan(statement)
         source = empty.alias(source_alias).queryExecution().analyzed()
         bound = parsed.withNewChildren(seq(jvm, [parsed.targetTable(), source]))
-        skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+        skip = java_class(jvm, "org.apache.spark.sql.execution.CommandExecutionMode").SKIP()
         command = session.sessionState().executePlan(bound, skip).analyzed()
         own = [F.lit(None).cast(kind).alias(name) for name, kind in own_columns.items()]
         template = DataFrame(empty, spark).select("*", *own)
@@ -375,4 +379,7 @@ def analyse(
 
 def settings_fingerprint(spark: SparkSession) -> int:
     """Return a number that changes with the session's settings, on which analysis depends."""
-    return int(spark._jsparkSession.sessionState().conf().settings().hashCode())
+    settings = to_python(spark._jvm, spark._jsparkSession.sessionState().conf().settings())
+    # Delta's note of the session's own last commit, which no analysis looks at.
+    settings.pop("spark.databricks.delta.lastCommitVersionInSession", None)
+    return hash(frozenset(settings.items()))

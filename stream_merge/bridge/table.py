@@ -16,6 +16,7 @@ from stream_merge.bridge.jvm import (
     JVM_ERRORS,
     actions,
     items,
+    java_class,
     load_class,
     option,
     optional,
@@ -115,7 +116,7 @@ class Table:
         """
         if version in self._commits:
             return self._commits[version]
-        file_names = self.jvm.org.apache.spark.sql.delta.util.FileNames
+        file_names = java_class(self.jvm, "org.apache.spark.sql.delta.util.FileNames")
         path = file_names.unsafeDeltaFile(self.log.logPath(), version)
         try:
             lines = self.log.store().read(path, self.log.newDeltaHadoopConf()).mkString("\n")
@@ -127,19 +128,19 @@ class Table:
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Return bytes of a file below the table's folder (`path` may be absolute)."""
         jvm = self.jvm
-        file = jvm.org.apache.hadoop.fs.Path(path)
+        file = java_class(jvm, "org.apache.hadoop.fs.Path")(path)
         if not file.isAbsolute():
-            file = jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+            file = java_class(jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         stream = file.getFileSystem(self.log.newDeltaHadoopConf()).open(file)
         try:
             stream.seek(offset)
-            return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, length))
+            return bytes(java_class(jvm, "org.apache.commons.io.IOUtils").toByteArray(stream, length))
         finally:
             stream.close()
 
     def list_folders(self, path: str) -> dict[str, int]:
         """Return name and time of modification (milliseconds since the epoch) of what lies in a folder of the table."""
-        folder = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+        folder = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         system = folder.getFileSystem(self.log.newDeltaHadoopConf())
         if not system.exists(folder):
             return {}
@@ -149,17 +150,17 @@ class Table:
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder of this path below the table's folder."""
-        file = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+        file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         return bool(file.getFileSystem(self.log.newDeltaHadoopConf()).exists(file))
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder below the table's folder."""
-        file = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+        file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         file.getFileSystem(self.log.newDeltaHadoopConf()).delete(file, True)
 
     def write_file(self, path: str, content: bytes) -> None:
         """Write a new file below the table's folder. After this returns the file exists and no reader looks at it."""
-        file = self.jvm.org.apache.hadoop.fs.Path(self.log.dataPath(), path)
+        file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         stream = file.getFileSystem(self.log.newDeltaHadoopConf()).create(file, False)
         try:
             stream.write(content)
@@ -287,23 +288,24 @@ class Transaction:
             partition_values: The values of partition columns that the read was limited to.
         """
         jvm = self.jvm
-        expressions = jvm.org.apache.spark.sql.catalyst.expressions
+        in_list = java_class(jvm, "org.apache.spark.sql.catalyst.expressions.In")
         predicates = []
         for name, values in (partition_values or {}).items():
             # The conflict checker finds the column by its name; resolved or not makes no difference to it.
-            column = jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute(seq(jvm, [name]))
-            predicates.append(expressions.In(column, seq(jvm, [self._literal(value) for value in values])))
+            column = java_class(jvm, "org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute")(seq(jvm, [name]))
+            predicates.append(in_list(column, seq(jvm, [self._literal(value) for value in values])))
         if predicates:
             self.handle.trackReadPredicates(seq(jvm, predicates), True, True)
         else:
-            self.handle.trackReadPredicates(seq(jvm, [expressions.Literal.TrueLiteral()]), False, True)
+            true = java_class(jvm, "org.apache.spark.sql.catalyst.expressions.Literal").TrueLiteral()
+            self.handle.trackReadPredicates(seq(jvm, [true]), False, True)
         if files:
-            python_utils = jvm.org.apache.spark.api.python.PythonUtils
+            python_utils = java_class(jvm, "org.apache.spark.api.python.PythonUtils")
             self.handle.trackFilesRead(python_utils.toSeq(actions(jvm, "AddFile", without_stats(files))))
 
     def _literal(self, value: Any) -> Any:
         column: Any = F.lit(value)
-        return self.jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column._jc)
+        return java_class(self.jvm, "org.apache.spark.sql.classic.ExpressionUtils").expression(column._jc)
 
     def write(self, frame: DataFrame) -> Any:
         """Write the frame's rows as new files and return the handle of their FileActions.
@@ -318,17 +320,17 @@ class Transaction:
         Returns:
             The handle of the FileActions: the new files, and the removal of every file there was.
         """
-        jvm, delta = self.jvm, self.jvm.org.apache.spark.sql.delta
-        options = jvm.java.util.HashMap()
+        jvm = self.jvm
+        options = java_class(jvm, "java.util.HashMap")()
         if overwrite_schema:
             options.put("overwriteSchema", "true")
-        to_map = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap
+        to_map = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap
         session = frame.sparkSession._jsparkSession
         none = option(jvm, None)
         arguments = [
             self.table.log,
-            jvm.org.apache.spark.sql.SaveMode.Overwrite,
-            delta.DeltaOptions(to_map(options), session.sessionState().conf()),
+            java_class(jvm, "org.apache.spark.sql.SaveMode").Overwrite,
+            java_class(jvm, "org.apache.spark.sql.delta.DeltaOptions")(to_map(options), session.sessionState().conf()),
             seq(jvm, []),
             to_map(self._java_map(self.properties)),
             frame._jdf,
@@ -338,7 +340,9 @@ class Transaction:
         write_into = load_class(jvm, "org.apache.spark.sql.delta.commands.WriteIntoDelta")
         # 4.3 added a trailing flag for writes that replace a table, which this is not.
         missing = write_into.getConstructors()[0].getParameterCount() - len(arguments)
-        command = delta.commands.WriteIntoDelta(*arguments, *([False] * missing))
+        command = java_class(jvm, "org.apache.spark.sql.delta.commands.WriteIntoDelta")(
+            *arguments, *([False] * missing)
+        )
         return command.writeAndReturnCommitData(self.handle, session, none, False).actions()
 
     def commit(
@@ -363,26 +367,26 @@ class Transaction:
             The version, or None when there was nothing to commit.
         """
         jvm = self.jvm
-        to_map = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap
+        to_map = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap
         self.handle.registerSQLMetrics(self.table.spark._jsparkSession, to_map(self._java_map(metrics)))
-        all_actions = jvm.java.util.ArrayList()
-        now = jvm.java.lang.System.currentTimeMillis()
-        long_option = jvm.scala.jdk.javaapi.OptionConverters.toScala
+        all_actions = java_class(jvm, "java.util.ArrayList")()
+        now = java_class(jvm, "java.lang.System").currentTimeMillis()
+        long_option = java_class(jvm, "scala.jdk.javaapi.OptionConverters").toScala
         for app_id, batch_id in transactions.items():
-            updated = long_option(jvm.java.util.OptionalLong.of(now))
-            action = jvm.org.apache.spark.sql.delta.actions.SetTransaction(app_id, batch_id, updated)
+            updated = long_option(java_class(jvm, "java.util.OptionalLong").of(now))
+            action = java_class(jvm, "org.apache.spark.sql.delta.actions.SetTransaction")(app_id, batch_id, updated)
             all_actions.add(action)
         for domain, configuration in changes.domain_metadata.items():
-            metadata = jvm.org.apache.spark.sql.delta.actions.DomainMetadata
+            metadata = java_class(jvm, "org.apache.spark.sql.delta.actions.DomainMetadata")
             all_actions.add(metadata(domain, configuration or "", configuration is None))
         for new_files in changes.new_files:
-            all_actions.addAll(jvm.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
+            all_actions.addAll(java_class(jvm, "scala.jdk.javaapi.CollectionConverters").asJava(new_files))
         all_actions.addAll(actions(jvm, "AddFile", changes.adds))
         all_actions.addAll(actions(jvm, "RemoveFile", changes.removes))
-        action_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq(all_actions)
-        tags = to_map(jvm.java.util.HashMap())
+        action_seq = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(all_actions)
+        tags = to_map(java_class(jvm, "java.util.HashMap")())
         if self.row_tracking_columns is not None:
-            tracking = scala_object(jvm.org.apache.spark.sql.delta, "RowTracking")
+            tracking = scala_object(jvm, "org.apache.spark.sql.delta.RowTracking")
             tags = tracking.addPreservedRowTrackingTagIfNotSet(self.snapshot, tags)
         if is_empty_allowed:
             return int(self.handle.commit(action_seq, operation, tags))
@@ -402,7 +406,7 @@ class Transaction:
         return None
 
     def _java_map(self, values: Mapping[str, Any]) -> Any:
-        java_map = self.jvm.java.util.HashMap()
+        java_map = java_class(self.jvm, "java.util.HashMap")()
         for name, value in values.items():
             java_map.put(name, value)
         return java_map
@@ -417,7 +421,7 @@ def open_table(spark: SparkSession, target: str) -> Table:
     jvm: Any = spark._jvm
     session = spark._jsparkSession
     path = path_of(target)
-    delta_log = jvm.org.apache.spark.sql.delta.DeltaLog
+    delta_log = java_class(jvm, "org.apache.spark.sql.delta.DeltaLog")
     if path is not None:
         return Table(spark=spark, log=delta_log.forTable(session, path), catalog_table=None, name=target)
     state = session.sessionState()

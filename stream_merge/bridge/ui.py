@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from stream_merge.bridge.jvm import seq
+from stream_merge.bridge.jvm import java_class, seq
 from stream_merge.bridge.sessions import RunningQuery
 
 
@@ -18,7 +18,7 @@ class OperationMetrics:
         """Make a metric for each name; names that end with `Ms` are times in milliseconds."""
         self._spark = spark
         self._values = dict.fromkeys(names, 0)
-        metrics = self._execution.metric.SQLMetrics
+        metrics = self._class("metric.SQLMetrics")
         context = spark.sparkContext._jsc.sc()
         self.handles: dict[str, Any] = {
             name: metrics.createTimingMetric(context, name, 0)
@@ -27,13 +27,12 @@ class OperationMetrics:
             for name in names
         }
         self._infos = [
-            self._execution.metric.SQLMetricInfo(name, handle.id(), handle.metricType())
+            self._class("metric.SQLMetricInfo")(name, handle.id(), handle.metricType())
             for name, handle in self.handles.items()
         ]
 
-    @property
-    def _execution(self) -> Any:
-        return self._spark._jvm.org.apache.spark.sql.execution  # type: ignore[union-attr]
+    def _class(self, name: str) -> Any:
+        return java_class(self._spark._jvm, f"org.apache.spark.sql.execution.{name}")
 
     def set(self, values: Mapping[str, int]) -> None:
         """Set the metrics; those not named become 0."""
@@ -55,12 +54,12 @@ class OperationMetrics:
         if execution_id is None:
             return
         plan = query.execution.lastExecution().executedPlan()
-        child = self._execution.SparkPlanInfo.fromSparkPlan(plan)
-        no_metadata = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(jvm.java.util.HashMap())
-        root = self._execution.SparkPlanInfo(node, node, seq(jvm, [child]), no_metadata, seq(jvm, self._infos))
-        update = self._execution.ui.SparkListenerSQLAdaptiveExecutionUpdate
-        number = jvm.java.lang.Long.parseLong(execution_id)
-        context.listenerBus().post(update(number, f"{node}\n{plan}", root))
-        self._execution.metric.SQLMetrics.postDriverMetricUpdates(
-            context, execution_id, seq(jvm, self.handles.values())
+        child = self._class("SparkPlanInfo").fromSparkPlan(plan)
+        no_metadata = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap(
+            java_class(jvm, "java.util.HashMap")()
         )
+        root = self._class("SparkPlanInfo")(node, node, seq(jvm, [child]), no_metadata, seq(jvm, self._infos))
+        update = self._class("ui.SparkListenerSQLAdaptiveExecutionUpdate")
+        number = java_class(jvm, "java.lang.Long").parseLong(execution_id)
+        context.listenerBus().post(update(number, f"{node}\n{plan}", root))
+        self._class("metric.SQLMetrics").postDriverMetricUpdates(context, execution_id, seq(jvm, self.handles.values()))
