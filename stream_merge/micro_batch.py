@@ -219,7 +219,7 @@ class MicroBatch:
     def _measured(
         self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction
     ) -> AbstractContextManager[Source]:
-        independence = independent_rows(resolved.clauses)
+        independence = resolved.once("independence", lambda: independent_rows(resolved.clauses))
         columns = transaction.partition_columns
         return measured(rows, self.ordered, resolved, columns, independence, self.memory, self.name)
 

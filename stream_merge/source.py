@@ -157,23 +157,8 @@ def _measured(
     num_outdated: int,
     batch_name: str,
 ) -> Source:
-    partitions = {name.lower() for name in partition_columns}
     pairs = [pair for pair in resolved.key_pairs if is_prunable(pair.type_name)]
-    aggregates = [F.count(F.lit(1)).alias("rows")]
-    is_null_key = null_key_condition(config.keys) if config.keys and config.null_keys == "error" else F.lit(False)
-    aggregates.append(F.count(F.when(is_null_key, 1)).alias("null_keys"))
-    for number, pair in enumerate(pairs):
-        value = F.col(quote(pair.source))
-        aggregates += [
-            F.min(value).alias(f"low_{number}"),
-            F.max(value).alias(f"high_{number}"),
-            F.count(F.when(value.isNull(), 1)).alias(f"nulls_{number}"),
-        ]
-        if pair.target.lower() in partitions:
-            aggregates.append(F.slice(F.collect_set(value), 1, MAX_PARTITION_VALUES + 1).alias(f"values_{number}"))
-    if independence is not None:
-        depends, is_written = independence
-        aggregates += [F.count(F.when(depends, 1)).alias("dependent"), F.count(F.when(is_written, 1)).alias("written")]
+    aggregates = [*resolved.once("aggregates", lambda: _aggregates(config, pairs, partition_columns, independence))]
     if config.sequence_by:
         is_undecidable = F.lit(False) if memory is None else memory.tombstones.is_undecidable(memory.state)
         aggregates += [
@@ -206,6 +191,32 @@ def _measured(
         if config.sequence_by
         else {},
     )
+
+
+def _aggregates(
+    config: SinkConfig,
+    pairs: Sequence[KeyPair],
+    partition_columns: Sequence[str],
+    independence: tuple[Column, Column] | None,
+) -> list[Column]:
+    """Return the aggregates over a batch that depend on sink and statement alone."""
+    partitions = {name.lower() for name in partition_columns}
+    aggregates = [F.count(F.lit(1)).alias("rows")]
+    is_null_key = null_key_condition(config.keys) if config.keys and config.null_keys == "error" else F.lit(False)
+    aggregates.append(F.count(F.when(is_null_key, 1)).alias("null_keys"))
+    for number, pair in enumerate(pairs):
+        value = F.col(quote(pair.source))
+        aggregates += [
+            F.min(value).alias(f"low_{number}"),
+            F.max(value).alias(f"high_{number}"),
+            F.count(F.when(value.isNull(), 1)).alias(f"nulls_{number}"),
+        ]
+        if pair.target.lower() in partitions:
+            aggregates.append(F.slice(F.collect_set(value), 1, MAX_PARTITION_VALUES + 1).alias(f"values_{number}"))
+    if independence is not None:
+        depends, is_written = independence
+        aggregates += [F.count(F.when(depends, 1)).alias("dependent"), F.count(F.when(is_written, 1)).alias("written")]
+    return aggregates
 
 
 def deletes(resolved: ResolvedMerge) -> Column:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -25,6 +25,8 @@ from stream_merge.bridge.jvm import (
 )
 from stream_merge.bridge.table import Transaction, without_stats
 from stream_merge.clauses import Clause, When
+
+T = TypeVar("T")
 
 SOURCE_ID = "_stream_merge_source_id"
 FILE = "_stream_merge_file"
@@ -78,6 +80,13 @@ class ResolvedMerge:
         self.condition: Column = self._column(command.condition())
         self.clauses = tuple(self._resolved_clauses(clauses))
         self._operation: Any = None
+        self._made: dict[str, Any] = {}
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` returns, which is called once: a Column takes several calls into the JVM for each of its parts."""
+        if name not in self._made:
+            self._made[name] = make()
+        return cast("T", self._made[name])
 
     @property
     def _jvm(self) -> Any:

@@ -166,10 +166,16 @@ def is_one_of(numbers: Sequence[int]) -> Column:
 
 def inserted_rows(job: MergeJob, unmatched: DataFrame) -> DataFrame:
     """Return the rows that the NOT MATCHED clauses make of source rows that match nothing."""
+    resolved = job.resolved
     clauses = job.clauses(When.NOT_MATCHED)
-    acted = unmatched.select("*", first_applying(clauses).alias(ACTION)).where(F.col(ACTION).isNotNull())
-    columns = job.resolved.columns
-    return acted.select(*[by_action(clauses, i).alias(name) for i, name in enumerate(columns)])
+    action, values = resolved.once(
+        "inserted",
+        lambda: (
+            first_applying(clauses).alias(ACTION),
+            [by_action(clauses, i).alias(name) for i, name in enumerate(resolved.columns)],
+        ),
+    )
+    return unmatched.select("*", action).where(F.col(ACTION).isNotNull()).select(*values)
 
 
 def without_matches(job: MergeJob, matched_ids: DataFrame) -> DataFrame:
