@@ -194,8 +194,6 @@ class MicroBatch:
                     source = stack.enter_context(self._measured(rows, resolved, transaction))
                     is_same = False
                 written = staged.reusable if is_same else None
-        if self.memory and self.remembered and version is not None:
-            self.memory.after_commit(self.remembered)
         return self._committed(plan, version, counts, resolved, staged.locator)
 
     @contextmanager
@@ -385,17 +383,19 @@ class MicroBatch:
         resolved: ResolvedMerge | None,
         locator: str | None,
     ) -> MergeResult:
-        """Tell Spark and the log what happened."""
+        """Clean up, and tell Spark and the log what happened."""
         if version is None and self.identity is not None:
             return self._result(None, "another process committed this batch", None, {}, skipped=True)
         try:
             if resolved is not None:
                 resolved.refresh_cached_readers()
+            if self.memory and self.remembered and version is not None:
+                self.memory.after_commit(self.remembered)
             if self.query is not None:
                 self.state.operation_metrics(self.spark).show(self.query, f"MergeSink [{self.config.target}]")
         except JVM_ERRORS:
             # A fault here must not make a landed commit look like a failure.
-            logger.warning("%s: committed, but its metrics can't be shown in the UI", self.name, exc_info=True)
+            logger.warning("%s: committed, but what follows a commit failed", self.name, exc_info=True)
         return self._result(plan, plan.reason, version, counts, locator=locator)
 
     def _result(

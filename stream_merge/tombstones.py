@@ -8,7 +8,6 @@ tombstones cannot disagree.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,8 +23,6 @@ from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
 from stream_merge.statement import quote
 
-logger = logging.getLogger("stream_merge")
-
 DOMAIN = "stream_merge"
 FOLDER = "_stream_merge/tombstones"
 MAX_FILES = 8
@@ -36,6 +33,9 @@ MAX_BROADCAST_TOMBSTONES = 500_000
 
 KEPT_MS = 7 * 24 * 3600 * 1000
 """How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
+
+_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
+"""How a sequence is written as JSON: Spark's own formats cut a time off at milliseconds."""
 
 _FORMAT = 1
 
@@ -263,6 +263,3 @@ class Tombstones:
         for name, modified_ms in self.table.list_folders(FOLDER).items():
             if name not in named and modified_ms < now_ms - KEPT_MS:
                 self.table.delete(f"{FOLDER}/{name}")
-
-
-_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
