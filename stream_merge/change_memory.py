@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -15,9 +15,10 @@ from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.sessions import classic_session
 from stream_merge.bridge.statement import manual_operation
-from stream_merge.bridge.table import CommitActions, Table, Transaction, open_table, path_of
+from stream_merge.bridge.table import CommitActions, Table, Transaction, open_table
 from stream_merge.config import SinkConfig
 from stream_merge.engines.job import now_ms
+from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct
 from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
 from stream_merge.steps import reached
 from stream_merge.tombstones import DOMAIN, TombstoneFile, Tombstones, TombstoneState
@@ -44,25 +45,34 @@ class ChangeMemory:
         tombstones: Reads and writes them.
         state: Which ones the version that is read has.
         retention_ms: How long a tombstone is kept, in milliseconds.
+        is_truncated: Whether the batch has a TRUNCATE that is newer than any before.
     """
 
     tombstones: Tombstones
     state: TombstoneState
     retention_ms: int
+    is_truncated: bool = False
     _written: TombstoneFile | None = None
+    _moved: tuple[TombstoneFile, ...] = ()
 
     def next_state(
         self, deletes: DataFrame, num_deletes: int, read_version: int
     ) -> tuple[TombstoneState, dict[str, int]]:
-        """Write the batch's deletes, forget what is too old, and return the state for the commit, with its metrics."""
+        """Write the batch's deletes, forget what is too old, and return the state for the commit, with its metrics.
+
+        Args:
+            deletes: The source's rows that tell of a delete.
+            num_deletes: How many.
+            read_version: The version that the commit is based on.
+        """
         now = now_ms()
         if num_deletes and self._written is None:
             reached("remembering")
             self._written = self.tombstones.write(deletes, num_deletes, now)
             reached("remembered")
-        files = (*self.state.files, self._written) if self._written else self.state.files
+        files = (*self.state.files, *self._moved, *([self._written] if self._written else []))
         state = replace(self.state, read_version=read_version, files=files)
-        state, num_forgotten = self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms)
+        state, num_forgotten = self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms, now_ms=now)
         return state, {
             "num_tombstones": state.num_rows,
             "num_tombstones_added": num_deletes,
@@ -70,9 +80,64 @@ class ChangeMemory:
             "oldest_tombstone_ms": max((now - file.oldest_ms for file in state.files), default=0),
         }
 
+    def deleted(self, source: DataFrame, *, only_older: bool) -> DataFrame | None:
+        """Return what `Tombstones.deleted` returns of all remembered deletes; None if there are none."""
+        if not self.state.files:
+            return None
+        try:
+            return self.tombstones.deleted(self.state.files, source, only_older=only_older)
+        except AnalysisException:
+            missing = [file.path for file in self.state.files if not self.tombstones.table.exists(file.path)]
+            if not missing:
+                raise
+        logger.warning(
+            "%s: remembered deletes are gone (%s); older changes of their keys that come late will bring rows back",
+            self.tombstones.table.name,
+            ", ".join(missing),
+        )
+        self.state = replace(self.state, files=tuple(file for file in self.state.files if file.path not in missing))
+        return self.deleted(source, only_older=only_older)
+
+    def truncate(self, truncates: DataFrame) -> str | None:
+        """Note the newest TRUNCATE of a batch; return its sequence as JSON if it is newer than all that were noted before."""
+        newest = self.tombstones.highest(
+            self.state.truncated, [truncates.select(self.tombstones.sequence_column().alias("sequence"))]
+        )
+        if newest == self.state.truncated:
+            return None
+        self.state, self.is_truncated = replace(self.state, truncated=newest), True
+        return newest
+
+    def take_over(self, earlier: ChangeMemory) -> bool:
+        """Take over what an earlier attempt wrote, if the table still remembers the same; return whether it does."""
+        mine, theirs = (
+            (memory.state.files, memory.state.horizon, memory.state.truncated) for memory in (self, earlier)
+        )
+        is_same = mine == theirs
+        if is_same:
+            self._written = earlier._written
+        return is_same
+
+    def left(self) -> DataFrame | None:
+        """Return the tombstones of earlier batches that hold the values of rows which got another key."""
+        return self.tombstones.read_moved(self.state.files)
+
+    def keep_moved(self, rows: DataFrame) -> DataFrame | None:
+        """Write tombstones that hold values, and return them as they are then read; None if there are none."""
+        file = self.tombstones.write_moved(rows, now_ms())
+        if file is None:
+            return None
+        self._moved = (*self._moved, file)
+        return self.tombstones.read_moved([file])
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether rows of the batch got another key and their values were kept."""
+        return bool(self._moved)
+
     def after_commit(self, state: TombstoneState) -> None:
-        """Clean up when the commit has made files superfluous."""
-        if {file.path for file in self.state.files} - {file.path for file in state.files}:
+        """Clean up when files were retired, or have been for long enough."""
+        if state.retired != self.state.retired:
             self.tombstones.clean_up(state, now_ms=now_ms())
 
 
@@ -86,13 +151,20 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     """
     if not config.keeps_order:
         return transaction
-    names = [f["name"] for f in transaction.schema["fields"]]
-    parts = (*config.sequence_by, *config.tie_break_by)
+    schema = _schema_of(transaction)
+    names = schema.names
     is_changed = False
-    if stored_in(parts, batch.columns, names) == (SEQUENCE,) and SEQUENCE not in names:
-        added = with_sequence(batch, parts, config.source_alias, None).schema[SEQUENCE]
+    if stored_in(config.sequence_parts, batch.columns, names) == (SEQUENCE,) and SEQUENCE not in names:
+        added = with_sequence(batch, config.sequence_parts, config.source_alias, None).schema[SEQUENCE]
         table.add_column(SEQUENCE, added.dataType.simpleString())
         is_changed = True
+    if COLUMN_SEQUENCES not in names:
+        if is_changed:
+            transaction = table.begin()
+        partial = ordered_batch(config, batch, transaction)[2]
+        if partial is not None:
+            table.add_column(COLUMN_SEQUENCES, partial.sequences_type.simpleString())
+            is_changed = True
     if config.keeps_tombstones and FEATURE not in (transaction.protocol.get("writerFeatures") or []):
         logger.info("%s: adding the table feature %s, in which deletes are remembered", table.name, FEATURE)
         table.enable_feature(FEATURE)
@@ -100,17 +172,42 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     return table.begin() if is_changed else transaction
 
 
-def ordered_batch(config: SinkConfig, batch: DataFrame, transaction: Transaction) -> tuple[SinkConfig, DataFrame]:
-    """Return the sink in terms of the columns that hold the sequence, and the batch with these columns."""
+def ordered_batch(
+    config: SinkConfig, batch: DataFrame, transaction: Transaction
+) -> tuple[SinkConfig, DataFrame, PartialUpdates | None]:
+    """Return the sink in terms of columns that batch and target have, the batch with these columns, and how changes set them.
+
+    The columns are the ones that hold the sequence, and the ones that are written.
+    """
+    schema = _schema_of(transaction)
+    config, batch = _with_sequence(config, batch, schema)
+    if config.clauses or not config.keys:
+        return config, batch, None
+    if config.columns or config.except_columns:
+        in_target = {name.lower() for name in schema.names}
+        written = config.written_columns(batch.columns)
+        kept = [name for name in written if config.merge_schema or name.lower() in in_target]
+        config = replace(config, columns=tuple(dict.fromkeys((*kept, *config.sequence_columns))), except_columns=())
+    sequence = None
+    if config.sequence_by:
+        holder = schema if {*config.sequence_columns} <= {*schema.names} else batch.schema
+        sequence = sequence_struct(holder, config.sequence_columns)
+    partial = find_partial_updates(config, batch.schema.fields, schema.fields, sequence)
+    if partial is not None and sequence is not None:
+        batch = batch.withColumn(COLUMN_SEQUENCES, F.lit(None).cast(partial.sequences_type))
+        if config.columns:
+            config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
+    return config, batch, partial
+
+
+def _with_sequence(config: SinkConfig, batch: DataFrame, schema: StructType) -> tuple[SinkConfig, DataFrame]:
     if not config.sequence_by:
         return config, batch
-    schema = _schema_of(transaction)
-    parts = (*config.sequence_by, *config.tie_break_by)
     # Clauses of the user's own compare with the target as they like; the order decides inside the batch alone.
-    columns = stored_in(parts, batch.columns, schema.names if config.keeps_order else batch.columns)
+    columns = stored_in(config.sequence_parts, batch.columns, schema.names if config.keeps_order else batch.columns)
     if columns == (SEQUENCE,):
         target_type = schema[SEQUENCE].dataType if SEQUENCE in schema.names else None
-        batch = with_sequence(batch, parts, config.source_alias, target_type)
+        batch = with_sequence(batch, config.sequence_parts, config.source_alias, target_type)
     return replace(config, sequence_by=columns, tie_break_by=()), batch
 
 
@@ -128,18 +225,11 @@ def recall(config: SinkConfig, ordered: SinkConfig, table: Table, transaction: T
     """
     if not config.keeps_tombstones:
         return None
-    parts = (*config.sequence_by, *config.tie_break_by)
-    fresh = TombstoneState(keys=config.keys, sequence=tuple(expression_sql(table.spark, part) for part in parts))
+    fresh = TombstoneState(
+        keys=config.keys, sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts)
+    )
     state = _state_of(table, transaction, fresh)
     state.check(table.name, fresh)
-    missing = [file.path for file in state.files if not table.exists(file.path)]
-    if missing:
-        logger.warning(
-            "%s: remembered deletes are gone (%s); older changes of their keys that come late will bring rows back",
-            table.name,
-            ", ".join(missing),
-        )
-        state = replace(state, files=tuple(file for file in state.files if file.path not in missing))
     schema = {f.name.lower(): f.dataType for f in _schema_of(transaction).fields}
     tombstones = Tombstones(
         table=table,
@@ -177,57 +267,38 @@ def _state_of(table: Table, transaction: Transaction, fresh: TombstoneState) -> 
     text = transaction.domain_metadata(DOMAIN)
     if text is None:
         return fresh
-    state = TombstoneState.from_json(text)
-    version = transaction.version
-    while version > state.read_version:
+    return _state_at(table, transaction.version, TombstoneState.from_json(text)) or fresh
+
+
+def _state_at(table: Table, version: int, known: TombstoneState | None) -> TombstoneState | None:
+    """Return the state that the commits up to a version give.
+
+    Args:
+        table: The table.
+        version: The version.
+        known: The state to return if no commit after the version that it was based on says otherwise.
+    """
+    while version > (known.read_version if known else -1):
         try:
             commit = table.read_commit(version)
         except FileNotFoundError:
-            # Older commits than the log keeps: a sink that has not run for so long.
-            break
-        found = _own_state(commit)
-        if found is not None:
-            return found
-        info = _commit_info(commit)
+            # Older commits than the log keeps: a sink that has not run for so long, or a RESTORE to the oldest versions.
+            if known is None:
+                logger.warning("%s: the log of version %d is gone, and what it remembered", table.name, version)
+            return known
+        for action in commit:
+            metadata = action.get("domainMetadata", {})
+            if metadata.get("domain") == DOMAIN:
+                return None if metadata.get("removed") else TombstoneState.from_json(metadata["configuration"])
+        info: dict[str, Any] = next((action["commitInfo"] for action in commit if "commitInfo" in action), {})
         if info.get("operation") in _REPLACING:
-            return fresh
+            return None
         if info.get("operation") == "RESTORE":
-            version = _restored_version(table, version, info)
+            version, known = _restored_version(table, version, info), None
             logger.info("%s: was restored to version %d, whose remembered deletes count", table.name, version)
-            restored = _state_at(table, version)
-            return fresh if restored is None else restored
-        version -= 1
-    return state
-
-
-def _state_at(table: Table, version: int) -> TombstoneState | None:
-    """Return the state that the commits up to a version give."""
-    while version >= 0:
-        try:
-            commit = table.read_commit(version)
-        except FileNotFoundError:
-            logger.warning("%s: the log of version %d is gone, and with it what was remembered", table.name, version)
-            return None
-        found = _own_state(commit)
-        if found is not None:
-            return found
-        info = _commit_info(commit)
-        if info.get("operation") in _REPLACING:
-            return None
-        version = _restored_version(table, version, info) if info.get("operation") == "RESTORE" else version - 1
-    return None
-
-
-def _commit_info(commit: list[dict[str, Any]]) -> dict[str, Any]:
-    return next((dict(action["commitInfo"]) for action in commit if "commitInfo" in action), {})
-
-
-def _own_state(commit: list[dict[str, Any]]) -> TombstoneState | None:
-    for action in commit:
-        metadata = action.get("domainMetadata")
-        if metadata is not None and metadata["domain"] == DOMAIN and not metadata.get("removed"):
-            return TombstoneState.from_json(metadata["configuration"])
-    return None
+        else:
+            version -= 1
+    return known
 
 
 def _restored_version(table: Table, version: int, info: dict[str, Any]) -> int:
@@ -235,11 +306,9 @@ def _restored_version(table: Table, version: int, info: dict[str, Any]) -> int:
     parameters = info.get("operationParameters", {})
     if parameters.get("version") is not None:
         return int(parameters["version"])
-    spark, path = table.spark, path_of(table.name)
-    log = DeltaTable.forName(spark, table.name) if path is None else DeltaTable.forPath(spark, path)
     moment = F.lit(parameters["timestamp"]).cast("timestamp")
     row = (
-        log.history()
+        table.history()
         .where((F.col("version") < version) & (F.col("timestamp") <= moment))
         .agg(F.max("version"))
         .collect()

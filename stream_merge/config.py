@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -33,6 +33,13 @@ class SinkConfig:
     tie_break_by: tuple[Expression, ...] = ()
     tombstone_retention: timedelta = DEFAULT_TOMBSTONE_RETENTION
     delete_when: Expression | None = None
+    truncate_when: Expression | None = None
+    columns: tuple[str, ...] = ()
+    except_columns: tuple[str, ...] = ()
+    unchanged_columns: Expression | None = None
+    ignore_null_updates: bool | tuple[str, ...] = False
+    old_key: Expression | None = None
+    new_key: Expression | None = None
     clauses: tuple[Clause, ...] = ()
     source_alias: str = "source"
     target_alias: str = "target"
@@ -54,6 +61,11 @@ class SinkConfig:
     on_result: Callable[[MergeResult], None] | None = None
 
     @property
+    def sequence_parts(self) -> tuple[Expression, ...]:
+        """What orders the changes of a key, the tie-break behind the sequence."""
+        return (*self.sequence_by, *self.tie_break_by)
+
+    @property
     def sequence_columns(self) -> tuple[str, ...]:
         """The sequence, once it is in terms of columns."""
         return tuple(part for part in self.sequence_by if isinstance(part, str))
@@ -67,6 +79,38 @@ class SinkConfig:
     def keeps_tombstones(self) -> bool:
         """Whether the sink remembers deletes."""
         return self.keeps_order and bool(self.tombstone_retention)
+
+    @property
+    def needs_default_clauses(self) -> dict[str, bool]:
+        """The options that belong to the default clauses, and whether they are given."""
+        return {
+            "delete_when": self.delete_when is not None,
+            "truncate_when": self.truncate_when is not None,
+            "columns": bool(self.columns),
+            "except_columns": bool(self.except_columns),
+            "unchanged_columns": self.unchanged_columns is not None,
+            "ignore_null_updates": bool(self.ignore_null_updates),
+            "old_key": self.old_key is not None,
+            "new_key": self.new_key is not None,
+        }
+
+    def ignores_nulls_of(self, columns: Sequence[str]) -> list[str]:
+        """Return those of the columns whose NULL leaves the target's value as it is."""
+        if isinstance(self.ignore_null_updates, bool):
+            return list(columns) if self.ignore_null_updates else []
+        ignored = {name.lower() for name in self.ignore_null_updates}
+        return [name for name in columns if name.lower() in ignored]
+
+    def written_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return which of the batch's columns are written: keys and the chosen ones, or all but the excepted ones."""
+        chosen = {name.lower() for name in self.columns}
+        excepted = {name.lower() for name in self.except_columns}
+        keys = {name.lower() for name in self.keys}
+        return tuple(
+            name
+            for name in names
+            if name.lower() in keys or ((not chosen or name.lower() in chosen) and name.lower() not in excepted)
+        )
 
     def check(self) -> None:
         """Raise `ConfigError` with every fault that can be found without a table."""
@@ -99,14 +143,49 @@ class SinkConfig:
                 f"{name} needs keys"
                 for name, is_given in (
                     ("sequence_by", bool(self.sequence_by)),
-                    ("delete_when", self.delete_when is not None),
+                    *self.needs_default_clauses.items(),
                     (f"null_keys={self.null_keys!r}", self.null_keys != "error"),
                 )
                 if is_given
             ]
-        if self.clauses and self.delete_when is not None:
+        if self.clauses:
+            faults += [
+                f"{name} belongs to the default clauses; with clauses of your own, say it in them"
+                for name, is_given in self.needs_default_clauses.items()
+                if is_given
+            ]
+        return [*faults, *self._column_faults()]
+
+    def _column_faults(self) -> list[str]:
+        faults = []
+        if self.columns and self.except_columns:
+            faults.append("columns and except_columns exclude each other")
+        keys = {key.lower() for key in self.keys}
+        for name, columns in (
+            ("except_columns", self.except_columns),
+            ("ignore_null_updates", self.ignore_null_updates or ()),
+        ):
+            named = [column for column in columns if column.lower() in keys] if not isinstance(columns, bool) else []
+            if named:
+                faults.append(f"{name} names the key {', '.join(named)}")
+        if (self.old_key is None) != (self.new_key is None):
+            faults.append("old_key and new_key go together: a row that gets another key is a delete and an upsert")
+        elif self.old_key is not None:
+            faults += [
+                f"old_key and new_key need {name}"
+                for name, is_given in (
+                    (
+                        "unchanged_columns: only values that are not sent have to follow a row",
+                        self.unchanged_columns is not None,
+                    ),
+                    ("sequence_by", bool(self.sequence_by)),
+                    ("delete_when", self.delete_when is not None),
+                )
+                if not is_given
+            ]
+        if self.truncate_when is not None and not (self.sequence_by and self.tombstone_retention):
             faults.append(
-                "delete_when belongs to the default clauses; with clauses of your own, write when_matched_delete"
+                "truncate_when needs sequence_by, and a tombstone_retention: rows that are newer than the truncate stay"
             )
         return faults
 

@@ -14,6 +14,7 @@ from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import is_prunable
 from stream_merge.micro_batch import checked_clauses
+from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates
 from stream_merge.plan import Strategy, choose_strategy
 from stream_merge.sequence import SEQUENCE
 from stream_merge.source import check_columns
@@ -43,9 +44,9 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
         lines = [f"MergeSink[{config.target}] at version {transaction.version}", f"  strategy  {plan}"]
         if is_complete:
             return "\n".join(lines)
-        config, frame, order = _ordered(config, frame, transaction)
+        config, frame, partial, order = _ordered(config, frame, transaction)
         lines += order
-        resolved = state.resolve(frame, transaction, config, checked_clauses(config))
+        resolved = state.resolve(frame, transaction, config, checked_clauses(config), partial)
         lines.append(f"  on        {resolved.condition_sql}")
         for clause in resolved.clauses:
             when = clause.clause.when.value.replace("_", " ")
@@ -67,17 +68,28 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
         return "\n".join(lines)
 
 
-def _ordered(config: SinkConfig, frame: DataFrame, transaction: Transaction) -> tuple[SinkConfig, DataFrame, list[str]]:
+def _ordered(
+    config: SinkConfig, frame: DataFrame, transaction: Transaction
+) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
     """Return sink and batch as the merge would have them, as far as the target is ready for it, and what to say of it."""
-    if not config.sequence_by:
-        return config, frame, []
-    ordered, sequenced = ordered_batch(config, frame, transaction)
-    columns = ", ".join(ordered.sequence_columns)
+    ordered, sequenced, partial = ordered_batch(config, frame, transaction)
+    lines = []
+    added: list[str] = []
     names = [f["name"] for f in transaction.schema["fields"]]
-    lines = [f"  order     by {columns}"]
-    if config.keeps_tombstones:
-        lines.append(f"            deletes are remembered for {config.tombstone_retention}")
-    if config.keeps_order and SEQUENCE in ordered.sequence_columns and SEQUENCE not in names:
-        lines[0] += ", a column that the sink will add to the target"
-        return replace(config, sequence_by=(), tie_break_by=()), frame, lines
-    return ordered, sequenced, lines
+    if config.sequence_by:
+        lines.append(f"  order     by {', '.join(ordered.sequence_columns)}")
+        if config.keeps_order and SEQUENCE in ordered.sequence_columns and SEQUENCE not in names:
+            added.append(SEQUENCE)
+            lines[0] += ", a column that the sink will add to the target"
+        if config.keeps_tombstones:
+            lines.append(f"            deletes are remembered for {config.tombstone_retention}")
+    if partial is not None:
+        lines.append("  columns   one by one: a change sets some and leaves the others as they are")
+        if partial.sequence is not None and COLUMN_SEQUENCES not in names:
+            added.append(COLUMN_SEQUENCES)
+            lines[-1] += f"; the sink will add {COLUMN_SEQUENCES} to the target"
+    if not added:
+        return ordered, sequenced, partial, lines
+    written = tuple(name for name in ordered.columns if name not in added)
+    sequence = () if SEQUENCE in added else ordered.sequence_by
+    return replace(ordered, columns=written, sequence_by=sequence), sequenced.drop(*added), None, lines

@@ -35,6 +35,7 @@ class MergeResult:
         num_tied_keys: Keys whose newest changes in the batch have one sequence and different contents.
         num_stale_rows: Changes that are older than the row they match, and were left out for that.
         num_outdated_rows: Changes that are older than a remembered delete of their key, and were left out for that.
+        num_unresolved_rows: Rows written without a value that their change did not send, and that no other change gave.
         num_undecidable_rows: Changes that are older than a delete which was forgotten, maybe one of their key.
         num_tombstones: Deletes that the table remembers after the commit.
         num_tombstones_added: Deletes of this batch.
@@ -86,6 +87,7 @@ class MergeResult:
     num_stale_rows: int = 0
     num_outdated_rows: int = 0
     num_undecidable_rows: int = 0
+    num_unresolved_rows: int = 0
     num_tombstones: int = 0
     num_tombstones_added: int = 0
     num_tombstones_removed: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from stream_merge import steps
 from stream_merge.bridge import sessions
@@ -18,7 +19,7 @@ from stream_merge.bridge.self_read import SelfRead, find_self_read
 from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
 from stream_merge.bridge.table import Table, Transaction, create_table, open_table, table_exists
 from stream_merge.change_memory import ChangeMemory, ordered_batch, prepare_target, recall
-from stream_merge.clauses import Clause, find_clause_faults
+from stream_merge.clauses import Action, Clause, When, find_clause_faults
 from stream_merge.config import SinkConfig
 from stream_merge.engines import run_engine
 from stream_merge.engines.job import MergeJob, Staged, count_skipping
@@ -27,12 +28,22 @@ from stream_merge.engines.overwrite import stage_overwrite
 from stream_merge.errors import ClauseError, CommitConflictError
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import DataFile
+from stream_merge.key_moves import followed_moves, with_moves
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
+from stream_merge.partial_updates import PartialUpdates, described_changes, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.quarantine import set_aside
-from stream_merge.source import Source, check_columns, deletes, evaluated, measured
+from stream_merge.source import (
+    Source,
+    check_columns,
+    deletes,
+    evaluated,
+    key_ranges_of,
+    measured,
+    without_truncates,
+)
 from stream_merge.state import SinkState
-from stream_merge.statement import effective_clauses
+from stream_merge.statement import effective_clauses, quote
 from stream_merge.tombstones import DOMAIN, TombstoneState
 from stream_merge.transaction import BatchIdentity, back_off, settle
 
@@ -66,6 +77,8 @@ class MicroBatch:
         identity: Under which ids the batch is recorded; None outside a stream.
         is_complete: Whether the batch is the whole result.
         ordered: The sink, its sequence in terms of columns that batch and target have.
+        partial: How changes set single columns, if they do.
+        truncates: The rows that stand for a TRUNCATE.
         memory: The deletes that the table remembers.
         remembered: What it will remember after the commit.
     """
@@ -80,6 +93,8 @@ class MicroBatch:
     conflicts: list[str] = field(default_factory=list)
     attempts: int = 0
     ordered: SinkConfig = field(init=False)
+    partial: PartialUpdates | None = None
+    truncates: DataFrame | None = None
     memory: ChangeMemory | None = None
     remembered: TombstoneState | None = None
 
@@ -117,7 +132,7 @@ class MicroBatch:
             return self._overwrite(plan, table, transaction, self_read)
         with self.timer.phase("open"):
             transaction = prepare_target(self.config, self.frame, table, transaction)
-            self.ordered, self.frame = ordered_batch(self.config, self.frame, transaction)
+            self.ordered, self.frame, self.partial = ordered_batch(self.config, self.frame, transaction)
             self.memory = recall(self.config, self.ordered, table, transaction)
         clauses = checked_clauses(self.ordered)
         return self._merge(plan, clauses, table, transaction, self_read)
@@ -128,12 +143,16 @@ class MicroBatch:
             create_table(
                 self.spark,
                 config.target,
-                self.frame,
+                self._written(),
                 partition_by=config.partition_by,
                 cluster_by=config.cluster_by,
                 properties=config.table_properties,
             )
         return open_table(self.spark, config.target)
+
+    def _written(self) -> DataFrame:
+        """Return the batch with the columns that are written."""
+        return self.frame.select(*[quote(name) for name in self.config.written_columns(self.frame.columns)])
 
     def _plan(self, clauses: tuple[Clause, ...], transaction: Transaction) -> MergePlan:
         return choose_strategy(
@@ -167,8 +186,9 @@ class MicroBatch:
     ) -> MergeResult:
         with ExitStack() as stack:
             with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
-                resolved = self.state.resolve(self.frame, transaction, self.ordered, clauses)
-                rows = stack.enter_context(self._evaluated())
+                batch = stack.enter_context(self._accepted())
+                resolved = self._resolve(clauses, transaction)
+                rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
                 source = stack.enter_context(self._measured(rows, resolved, transaction))
             steps.reached("after_persist")
             written: Any = None
@@ -179,31 +199,56 @@ class MicroBatch:
                 version, is_settled = self._commit(table, transaction, staged, operation, counts, self_read)
                 if is_settled:
                     break
-                before, known = transaction, self.memory and self.memory.state
+                before, earlier = transaction, self.memory
                 with self.timer.phase("open"):
                     transaction = table.begin()
                     self.memory = recall(self.config, self.ordered, table, transaction)
-                    resolved = self.state.resolve(self.frame, transaction, self.ordered, clauses)
+                    resolved = self._resolve(clauses, transaction)
                 is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
                 if not is_same:
                     check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
-                if (self.memory and self.memory.state) != known:
-                    # Another sink's deletes: they may make other changes outdated.
+                if self.memory and earlier and (earlier.has_moved or not self.memory.take_over(earlier)):
+                    # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others.
+                    if earlier.has_moved:
+                        rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
                     source = stack.enter_context(self._measured(rows, resolved, transaction))
                     is_same = False
                 written = staged.reusable if is_same else None
         return self._committed(plan, version, counts, resolved, staged.locator)
 
+    def _resolve(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
+        """Return the resolved statement; after a TRUNCATE it deletes the rows that are older."""
+        truncated = self.memory.truncate(self.truncates) if self.memory and self.truncates is not None else None
+        if truncated is None:
+            return self.state.resolve(self.frame, transaction, self.ordered, clauses, self.partial)
+        assert self.memory is not None
+        # Delta resolves the clauses; what is older stands in no statement, since it is another for each TRUNCATE.
+        added = [Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.DELETE, condition="true")]
+        if self.partial is not None:
+            added.append(Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.UPDATE))
+        resolved = self.state.resolve(self.frame, transaction, self.ordered, (*clauses, *added), self.partial)
+        tombstones = self.memory.tombstones
+        kept, new = resolved.clauses[: -len(added)], list(resolved.clauses[-len(added) :])
+        new[0] = replace(new[0], condition=tombstones.is_older(resolved, truncated))
+        if self.partial is not None:
+            moment = tombstones.column_of(truncated)
+            new[1] = reset_clause(new[1], resolved, self.ordered, self.partial, moment)
+        return resolved.with_clauses((*kept, *new))
+
     @contextmanager
-    def _evaluated(self) -> Iterator[DataFrame]:
+    def _accepted(self) -> Iterator[DataFrame]:
+        """Give the rows of the batch that can be merged, the others set aside."""
         config = self.ordered
         with ExitStack() as stack:
             batch = self.frame
-            if config.quarantine is not None:
+            if config.quarantine is not None or config.truncate_when is not None or config.old_key is not None:
                 batch = batch.persist(StorageLevel.MEMORY_AND_DISK)
                 stack.callback(batch.unpersist, blocking=True)
+            if config.truncate_when is not None:
+                self.truncates, batch = without_truncates(batch, config)
+            if config.quarantine is not None:
                 ids = self.identity
                 batch = set_aside(
                     batch,
@@ -212,14 +257,44 @@ class MicroBatch:
                     app_id=ids.app_id if ids else None,
                     batch_id=ids.batch_id if ids else None,
                 )
-            yield stack.enter_context(evaluated(batch, config))
+            yield batch
+
+    @contextmanager
+    def _evaluated(self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[DataFrame]:
+        """Give the rows that the merge takes, evaluated."""
+        if self.partial is not None:
+            batch = described_changes(batch, self.ordered, self.partial)
+            if self.memory is not None and self.ordered.old_key is not None:
+                batch = followed_moves(
+                    with_moves(batch, self.ordered),
+                    self.ordered,
+                    self.partial,
+                    read_target=lambda keys: self._target_rows(keys, resolved, transaction),
+                    left=self.memory.left(),
+                    keep=self.memory.keep_moved,
+                )
+        with evaluated(batch, self.ordered, self.partial) as rows:
+            yield rows
+
+    def _target_rows(self, keys: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> DataFrame:
+        """Return the target's rows of some keys, which are columns k0, k1, ..."""
+        names = {name.lower(): f"k{number}" for number, name in enumerate(self.ordered.keys)}
+        files = self._active_files(transaction).may_match(
+            key_ranges_of(keys, resolved.key_pairs, names, transaction.schema), None
+        )
+        rows = resolved.target(transaction, [file.add for file in files], with_rows=False)
+        return rows.join(
+            F.broadcast(keys),
+            [rows[quote(name)] == keys[names[name.lower()]] for name in self.ordered.keys],
+            "left_semi",
+        )
 
     def _measured(
         self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction
     ) -> AbstractContextManager[Source]:
         independence = resolved.once("independence", lambda: independent_rows(resolved.clauses))
         columns = transaction.partition_columns
-        return measured(rows, self.ordered, resolved, columns, independence, self.memory, self.name)
+        return measured(rows, self.ordered, resolved, columns, independence, self.memory, self.partial, self.name)
 
     def _stage(
         self,
@@ -272,7 +347,7 @@ class MicroBatch:
     ) -> None:
         """Stage the batch's tombstones. A merge outside a stream that changes nothing commits nothing."""
         with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
-            deleted = resolved.source(source.rows).where(deletes(resolved))
+            deleted = resolved.source(source.rows).where(deletes(resolved, source.rows))
             self.remembered, counts = memory.next_state(deleted, source.num_deletes, transaction.version)
         staged.counts |= counts
         changes = staged.changes
@@ -296,7 +371,7 @@ class MicroBatch:
         return self.state.files.may_match(source.key_ranges(transaction.schema), paths)
 
     def _overwrite(self, plan: MergePlan, table: Table, transaction: Transaction, self_read: SelfRead) -> MergeResult:
-        batch = self.frame.persist(StorageLevel.MEMORY_AND_DISK)
+        batch = self._written().persist(StorageLevel.MEMORY_AND_DISK)
         query_id = self.query.query_id if self.query else ""
         batch_id = self.identity.batch_id if self.identity else 0
         names = [delta_name(name) for name in COUNTERS]

@@ -66,11 +66,7 @@ def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str
     A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a
     replay decides alike; such a key is tied if the contents differ. What was superseded are the key's other changes.
     """
-    values = {f.name: F.col(quote(f.name)) for f in batch.schema}
-    unhashable = [values.pop(f.name) for f in batch.schema if _is_unhashable(f.dataType)]
-    # Spark hashes neither maps nor variants, but writes them as text.
-    texts = [F.to_json(F.struct(*unhashable))] if unhashable else []
-    contents = F.xxhash64(*values.values(), *texts)
+    contents = contents_hash(batch)
     newest = F.struct(*[F.col(quote(name)) for name in sequence])
     of_key = Window.partitionBy(*[quote(key) for key in keys])
     ordered = of_key.orderBy(*[F.col(quote(name)).desc_nulls_last() for name in sequence], contents.desc())
@@ -83,6 +79,16 @@ def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str
         F.row_number().over(ordered).alias(rank),
     )
     return ranked.where(F.col(rank) == 1).drop(rank)
+
+
+def contents_hash(batch: DataFrame, without: Sequence[str] = ()) -> Column:
+    """Return a hash of all columns but some."""
+    fields = [f for f in batch.schema if f.name not in without]
+    values = {f.name: F.col(quote(f.name)) for f in fields}
+    unhashable = [values.pop(f.name) for f in fields if _is_unhashable(f.dataType)]
+    # Spark hashes neither maps nor variants, but writes them as text.
+    texts = [F.to_json(F.struct(*unhashable))] if unhashable else []
+    return F.xxhash64(*values.values(), *texts)
 
 
 def _is_unhashable(data_type: DataType) -> bool:

@@ -25,6 +25,13 @@ def merge_sink(
     sequence_by: Expression | Sequence[Expression] | None = None,
     tie_break_by: Expression | Sequence[Expression] | None = None,
     delete_when: Expression | None = None,
+    truncate_when: Expression | None = None,
+    columns: str | Sequence[str] | None = None,
+    except_columns: str | Sequence[str] | None = None,
+    unchanged_columns: Expression | None = None,
+    ignore_null_updates: bool | Sequence[str] = False,
+    old_key: Expression | None = None,
+    new_key: Expression | None = None,
     source_alias: str = "source",
     target_alias: str = "target",
     merge_schema: bool = False,
@@ -59,6 +66,21 @@ def merge_sink(
         tie_break_by: Columns or expressions that decide between changes of one sequence; for Kafka's records, say, partition and
             offset. Without, the change of the later batch wins, and inside a batch one that their contents decide.
         delete_when: Condition on the source under which the default clauses delete. Needs `keys`.
+        truncate_when: Condition on the source under which a row stands for a TRUNCATE: rows of the target that are older than it
+            go, and older changes that come later are left out. Its keys are not looked at. Needs `sequence_by`.
+        columns: The columns of the source that are written, beside `keys`; all by default. Other columns of the target keep their
+            values, and are NULL or have their default in new rows.
+        except_columns: The columns of the source that are not written.
+        unchanged_columns: Expression on the source that gives the names of the columns that a change leaves as they are, an
+            ARRAY<STRING>; NULL or empty for none. For Debezium's records `_change.unavailable`.
+        ignore_null_updates: Whether NULL in a change leaves the target's value as it is; a list names the columns of which this
+            is so. With `sequence_by` each column has the newest value that a change set, whatever the order in which changes
+            come; for that the sink adds a column `_stream_merge_column_sequences` to the target, as with `columns` and
+            `unchanged_columns`.
+        old_key: Expression on the source for the key that a row had, where an upsert gives a row another key: a struct of the
+            keys by name, else NULL. The values that the upsert leaves as they are (`unchanged_columns`) are then those of the
+            row under its old key. For Debezium's records `_change.old_key`.
+        new_key: The same in the delete of the old key: the key that the row gets. For Debezium's records `_change.new_key`.
         source_alias: Name of the micro-batch in expressions.
         target_alias: Name of the table in expressions.
         merge_schema: Whether columns that only the source has are added to the table, in the same commit.
@@ -100,6 +122,15 @@ def merge_sink(
             sequence_by=_expressions(sequence_by),
             tie_break_by=_expressions(tie_break_by),
             delete_when=delete_when,
+            truncate_when=truncate_when,
+            columns=_names(columns),
+            except_columns=_names(except_columns),
+            unchanged_columns=unchanged_columns,
+            ignore_null_updates=ignore_null_updates
+            if isinstance(ignore_null_updates, bool)
+            else _names(ignore_null_updates),
+            old_key=old_key,
+            new_key=new_key,
             source_alias=source_alias,
             target_alias=target_alias,
             merge_schema=merge_schema,

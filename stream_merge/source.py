@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
@@ -15,6 +15,14 @@ from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, R
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
 from stream_merge.files import KeyRange, comparable, is_prunable, physical_name
+from stream_merge.partial_updates import (
+    DELETED,
+    IS_UNRESOLVED,
+    NEWEST_DELETE,
+    PartialUpdates,
+    folded_changes,
+    since_deletes,
+)
 from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, newest_changes
 from stream_merge.statement import quote
 
@@ -28,6 +36,9 @@ MAX_TRACKED_VALUES = 100
 """Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
 
 
+Bounds: TypeAlias = "tuple[Any, Any, int, frozenset[Any] | None]"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A persisted micro-batch and what one pass over it told.
@@ -38,31 +49,23 @@ class Source:
         bounds: Smallest and largest value, number of nulls, and values where they are few, for each of the key pairs.
         is_independent: Whether what is written for a row is the same whether it matches or not.
         num_independent_rows: How many rows are written then.
-        num_deletes: How many rows are deletes, for a sink with a sequence.
+        num_deletes: How many keys the batch deletes, for a sink with a sequence.
+        num_unresolved: How many rows lack the value of a column that their change did not send.
         counts: Metrics of the order of changes, by field name of `MergeResult`.
     """
 
     rows: DataFrame
     num_rows: int
-    bounds: Mapping[KeyPair, tuple[Any, Any, int, frozenset[Any] | None]]
+    bounds: Mapping[KeyPair, Bounds]
     is_independent: bool
     num_independent_rows: int
     num_deletes: int = 0
+    num_unresolved: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
         """Return what the batch can match, for skipping files of a table with this schema."""
-        return [
-            KeyRange(
-                physical_path=physical_name(schema, pair.target),
-                type_name=pair.type_name,
-                low=comparable(low),
-                high=comparable(high),
-                has_null=pair.is_null_safe and num_nulls > 0,
-                values=values,
-            )
-            for pair, (low, high, num_nulls, values) in self.bounds.items()
-        ]
+        return [_key_range(pair, bounds, schema) for pair, bounds in self.bounds.items()]
 
     def partition_values(self, partition_columns: Sequence[str]) -> dict[str, frozenset[Any]]:
         """Return the values of partition columns outside of which no row can match, where they are few."""
@@ -75,12 +78,43 @@ class Source:
         return found
 
 
+def _key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRange:
+    low, high, num_nulls, values = bounds
+    return KeyRange(
+        physical_path=physical_name(schema, pair.target),
+        type_name=pair.type_name,
+        low=comparable(low),
+        high=comparable(high),
+        has_null=pair.is_null_safe and num_nulls > 0,
+        values=values,
+    )
+
+
+def key_ranges_of(
+    keys: DataFrame, pairs: Sequence[KeyPair], names: Mapping[str, str], schema: Mapping[str, Any]
+) -> list[KeyRange]:
+    """Return what some keys can match, by one pass over them.
+
+    Args:
+        keys: The keys, without NULL.
+        pairs: The equalities of the merge condition.
+        names: Column of `keys` by the lower-case name of the source's column.
+        schema: The table's schema.
+    """
+    prunable = [pair for pair in pairs if is_prunable(pair.type_name) and pair.source.lower() in names]
+    if not prunable:
+        return []
+    columns = [names[pair.source.lower()] for pair in prunable]
+    found = keys.agg(*[F.min(name) for name in columns], *[F.max(name) for name in columns]).collect()[0]
+    return [_key_range(pair, (found[i], found[len(prunable) + i], 0, None), schema) for i, pair in enumerate(prunable)]
+
+
 def check_columns(batch: DataFrame, config: SinkConfig) -> None:
     """Raise when the batch lacks columns that the options name, or has names that are ours.
 
     Raises:
         ConfigError: A column has a reserved name.
-        UnresolvedColumnError: keys name a column that the batch does not have.
+        UnresolvedColumnError: An option names a column that the batch does not have.
     """
     reserved = [name for name in batch.columns if name.lower().startswith(RESERVED_PREFIX)]
     if reserved:
@@ -88,21 +122,42 @@ def check_columns(batch: DataFrame, config: SinkConfig) -> None:
             [f"the column name {name} begins with {RESERVED_PREFIX}, which is reserved" for name in reserved]
         )
     present = {name.lower() for name in batch.columns}
-    missing = [name for name in config.keys if name.lower() not in present]
+    ignored = config.ignore_null_updates if not isinstance(config.ignore_null_updates, bool) else ()
+    named = (*config.keys, *config.columns, *config.except_columns, *ignored)
+    missing = [name for name in dict.fromkeys(named) if name.lower() not in present]
     if missing:
         raise UnresolvedColumnError(f"the source has no column {', '.join(missing)}; it has {', '.join(batch.columns)}")
 
 
-def own_columns(config: SinkConfig) -> dict[str, str]:
+def without_truncates(batch: DataFrame, config: SinkConfig) -> tuple[DataFrame, DataFrame]:
+    """Return the rows that stand for a TRUNCATE, and the others."""
+    assert config.truncate_when is not None
+    condition = F.expr(config.truncate_when) if isinstance(config.truncate_when, str) else config.truncate_when
+    named = batch.alias(config.source_alias)
+    is_truncate = F.coalesce(condition, F.lit(False))
+    return named.where(is_truncate), named.where(~is_truncate)
+
+
+def own_columns(config: SinkConfig, partial: PartialUpdates | None) -> dict[str, str]:
     """Return name and type of the columns that `evaluated` adds to a batch."""
     of_order = {IS_TIED: "boolean", NUM_SUPERSEDED: "bigint"} if config.sequence_by else {}
-    return {**of_order, SOURCE_ID: "bigint"}
+    return {**of_order, **(partial.own_columns() if partial else {}), SOURCE_ID: "bigint"}
 
 
 @contextmanager
-def evaluated(batch: DataFrame, config: SinkConfig) -> Iterator[DataFrame]:
-    """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`."""
-    changes = newest_changes(batch, config.keys, config.sequence_columns) if config.sequence_by else batch
+def evaluated(batch: DataFrame, config: SinkConfig, partial: PartialUpdates | None) -> Iterator[DataFrame]:
+    """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`.
+
+    Args:
+        batch: The batch; where changes set single columns, as `described_changes` returns it.
+        config: The sink, its sequence in columns.
+        partial: How changes set single columns, if they do.
+    """
+    changes = batch
+    if config.sequence_by and partial is not None:
+        changes = folded_changes(batch, config.keys, config.sequence_columns, partial)
+    elif config.sequence_by:
+        changes = newest_changes(batch, config.keys, config.sequence_columns)
     rows = changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield rows
@@ -118,6 +173,7 @@ def measured(
     partition_columns: Sequence[str],
     independence: tuple[Column, Column] | None,
     memory: ChangeMemory | None,
+    partial: PartialUpdates | None,
     batch_name: str,
 ) -> Iterator[Source]:
     """Leave out what is older than a remembered delete, and find out what the merge needs to know of the batch.
@@ -129,22 +185,52 @@ def measured(
         partition_columns: Partition columns of the target.
         independence: Whether a source row's new row depends on a match, and whether it has one; None if it always may.
         memory: The remembered deletes, if the sink keeps any.
+        partial: How changes set single columns, if they do.
         batch_name: How messages name the batch.
 
     Raises:
         NullKeyError: Keys are null and `null_keys` is error.
     """
-    if memory is None or not memory.state.files:
-        yield _measured(rows, config, resolved, partition_columns, independence, memory, 0, batch_name)
+    with _undeleted(rows, memory, partial) as (undeleted, num_outdated):
+        yield _measured(undeleted, config, resolved, partition_columns, independence, memory, num_outdated, batch_name)
+
+
+@contextmanager
+def _undeleted(
+    rows: DataFrame, memory: ChangeMemory | None, partial: PartialUpdates | None
+) -> Iterator[tuple[DataFrame, int]]:
+    """Leave out what is older than a delete or a truncate that the table remembers; the second item is how many rows."""
+    columns = [quote(name) for name in rows.columns]
+    num_truncated = 0
+    if memory is not None and memory.state.truncated is not None:
+        truncated = memory.tombstones.column_of(memory.state.truncated)
+        is_older = memory.tombstones.sequence_column() < truncated
+        num_truncated = rows.where(is_older).count()
+        rows = rows.where(~is_older)
+        if partial is not None:
+            if memory.is_truncated:
+                rows = rows.withColumn(NEWEST_DELETE, F.greatest(NEWEST_DELETE, truncated))
+            rows = since_deletes(rows.withColumn(DELETED, truncated), partial).select(*columns)
+    deleted = memory.deleted(rows, only_older=partial is None) if memory is not None else None
+    if deleted is None:
+        yield rows, num_truncated
         return
-    outdated = memory.tombstones.outdated(memory.state.files, rows).persist(StorageLevel.MEMORY_AND_DISK)
+    deleted.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        num_outdated = outdated.count()
-        if num_outdated:
-            rows = rows.join(outdated, SOURCE_ID, "left_anti").select(*[quote(c) for c in rows.columns])
-        yield _measured(rows, config, resolved, partition_columns, independence, memory, num_outdated, batch_name)
+        num_deleted = deleted.count()
+        if not num_deleted:
+            yield rows, num_truncated
+        elif partial is None:
+            yield rows.join(deleted, SOURCE_ID, "left_anti").select(*columns), num_truncated + num_deleted
+        else:
+            assert memory is not None
+            joined = rows.join(deleted, SOURCE_ID, "left")
+            is_older = F.coalesce(memory.tombstones.sequence_column() < F.col(DELETED), F.lit(False))
+            num_outdated = joined.where(is_older).count()
+            newer = since_deletes(joined.where(~is_older), partial).select(*columns)
+            yield newer, num_truncated + num_outdated
     finally:
-        outdated.unpersist(blocking=True)
+        deleted.unpersist(blocking=True)
 
 
 def _measured(
@@ -159,13 +245,15 @@ def _measured(
 ) -> Source:
     pairs = [pair for pair in resolved.key_pairs if is_prunable(pair.type_name)]
     aggregates = [*resolved.once("aggregates", lambda: _aggregates(config, pairs, partition_columns, independence))]
+    if IS_UNRESOLVED in rows.columns:
+        aggregates.append(F.count(F.when(F.col(IS_UNRESOLVED), 1)).alias("unresolved"))
     if config.sequence_by:
         is_undecidable = F.lit(False) if memory is None else memory.tombstones.is_undecidable(memory.state)
         aggregates += [
             F.coalesce(F.sum(NUM_SUPERSEDED), F.lit(0)).alias("superseded"),
             F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
             F.count(F.when(is_undecidable, 1)).alias("undecidable"),
-            F.count(F.when(deletes(resolved) if config.keeps_order else F.lit(False), 1)).alias("deletes"),
+            F.count(F.when(deletes(resolved, rows) if config.keeps_order else F.lit(False), 1)).alias("deletes"),
         ]
     row = resolved.source(rows).agg(*aggregates).collect()[0]
     if row["null_keys"]:
@@ -182,6 +270,7 @@ def _measured(
         is_independent=independence is not None and row["dependent"] == 0,
         num_independent_rows=row["written"] if independence is not None else 0,
         num_deletes=row["deletes"] if config.sequence_by else 0,
+        num_unresolved=row.asDict().get("unresolved", 0),
         counts={
             "num_superseded_rows": row["superseded"],
             "num_tied_keys": row["tied"],
@@ -219,8 +308,10 @@ def _aggregates(
     return aggregates
 
 
-def deletes(resolved: ResolvedMerge) -> Column:
-    """Return whether the default clauses of a sink with a sequence delete by a source row, rather than upsert it."""
+def deletes(resolved: ResolvedMerge, rows: DataFrame) -> Column:
+    """Return whether a source row of a sink with a sequence tells of a delete, to be remembered."""
+    if NEWEST_DELETE in rows.columns:
+        return F.col(NEWEST_DELETE).isNotNull()
     insert = next((c for c in resolved.clauses if c.clause.is_insert), None)
     return F.lit(False) if insert is None or insert.condition is None else ~insert.condition
 

@@ -20,6 +20,7 @@ from stream_merge.deletion_vectors import VectorCache
 from stream_merge.files import TableFiles
 from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import COUNTERS, delta_name
+from stream_merge.partial_updates import PartialUpdates, partial_clauses
 from stream_merge.source import own_columns
 from stream_merge.statement import merge_sql, quote
 
@@ -62,9 +63,14 @@ class SinkState:
         return self._metrics[1]
 
     def resolve(
-        self, batch: DataFrame, transaction: Transaction, config: SinkConfig, clauses: tuple[Clause, ...]
+        self,
+        batch: DataFrame,
+        transaction: Transaction,
+        config: SinkConfig,
+        clauses: tuple[Clause, ...],
+        partial: PartialUpdates | None = None,
     ) -> ResolvedMerge:
-        """Return the statement as Delta resolves it; from the cache while schemas and settings stay the same.
+        """Return the statement as Delta resolves it; from the cache while clauses, schemas and settings stay the same.
 
         Raises:
             StreamMergeError: Delta refuses the statement.
@@ -76,6 +82,7 @@ class SinkState:
             batch.schema.json(),
             str(transaction.metadata),
             str(transaction.protocol),
+            len(clauses),
         )
         if key in self._resolved:
             self._resolved.move_to_end(key)
@@ -96,10 +103,12 @@ class SinkState:
             config.source_alias,
             batch,
             clauses,
-            own_columns=own_columns(config),
+            own_columns=own_columns(config, partial),
             may_evolve_schema=config.merge_schema,
             has_char_columns=_CHAR in transaction.metadata["schemaString"],
         )
+        if partial is not None:
+            resolved = resolved.with_clauses(partial_clauses(resolved, config, partial))
         if not is_time_dependent(statement + transaction.metadata["schemaString"]):
             self._resolved[key] = resolved
             while len(self._resolved) > MAX_RESOLVED:

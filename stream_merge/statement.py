@@ -62,12 +62,19 @@ def _default_clauses(config: SinkConfig) -> tuple[Clause, ...]:
     newer = _not_older(config)
     guard: tuple[Expression, ...] = (newer,) if newer else ()
     is_delete = None if config.delete_when is None else _OfSource(config.delete_when)
+    values = {quote(name): quote(config.source_alias, name) for name in config.columns}
     clauses = [
-        Clause(when=When.MATCHED, action=Action.UPDATE_ALL, condition=_conjunction(guard)),
+        Clause(
+            when=When.MATCHED,
+            action=Action.UPDATE if values else Action.UPDATE_ALL,
+            condition=_conjunction(guard),
+            assignments=values,
+        ),
         Clause(
             when=When.NOT_MATCHED,
-            action=Action.INSERT_ALL,
+            action=Action.INSERT if values else Action.INSERT_ALL,
             condition=None if is_delete is None else _conjunction((_Not(is_delete),)),
+            assignments=values,
         ),
     ]
     if is_delete is not None:

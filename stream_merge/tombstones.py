@@ -18,9 +18,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
-from stream_merge.bridge.statement import SOURCE_ID
+from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
+from stream_merge.partial_updates import DELETED, NEWEST_DELETE
 from stream_merge.statement import quote
 
 DOMAIN = "stream_merge"
@@ -49,12 +50,27 @@ class TombstoneFile:
         num_rows: Number of tombstones.
         oldest_ms: When the oldest was written, in milliseconds since the epoch.
         newest_ms: When the newest was.
+        num_moved: How many of them hold the values of a row that got another key.
     """
 
     path: str
     num_rows: int
     oldest_ms: int
     newest_ms: int
+    num_moved: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredFile:
+    """A file that the newest version does not name any more, and older ones do.
+
+    Attributes:
+        path: As in `TombstoneFile`.
+        since_ms: When it was named last, in milliseconds since the epoch.
+    """
+
+    path: str
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +82,18 @@ class TombstoneState:
         sequence: The parts of the sequence as SQL.
         read_version: The version that the commit which wrote this was based on.
         files: The tombstones.
+        retired: Files that a RESTORE may want yet.
         horizon: The highest sequence of a tombstone that was forgotten, as JSON; None as long as all are there.
+        truncated: The sequence of the newest TRUNCATE, as JSON.
     """
 
     keys: tuple[str, ...]
     sequence: tuple[str, ...]
     read_version: int = -1
     files: tuple[TombstoneFile, ...] = ()
+    retired: tuple[RetiredFile, ...] = ()
     horizon: str | None = None
+    truncated: str | None = None
 
     @property
     def num_rows(self) -> int:
@@ -96,9 +116,12 @@ class TombstoneState:
             raise ConfigurationChangedError(
                 "a newer version of stream_merge has written to this table, whose tombstones this version cannot read; upgrade"
             )
-        files = tuple(TombstoneFile(**file) for file in values.pop("files"))
         return TombstoneState(
-            keys=tuple(values.pop("keys")), sequence=tuple(values.pop("sequence")), files=files, **values
+            keys=tuple(values.pop("keys")),
+            sequence=tuple(values.pop("sequence")),
+            files=tuple(TombstoneFile(**file) for file in values.pop("files")),
+            retired=tuple(RetiredFile(**file) for file in values.pop("retired")),
+            **values,
         )
 
     def check(self, name: str, expected: TombstoneState) -> None:
@@ -142,7 +165,8 @@ class Tombstones:
     def _key_columns(self) -> list[Column]:
         return [F.col(quote(name)).cast(kind).alias(f"k{i}") for i, (name, kind) in enumerate(self.keys.items())]
 
-    def _sequence_column(self) -> Column:
+    def sequence_column(self) -> Column:
+        """Return the sequence of a source row."""
         fields = [F.col(quote(n)).cast(kind).alias(f"s{i}") for i, (n, kind) in enumerate(self.sequence.items())]
         return F.struct(*fields).alias("sequence")
 
@@ -160,41 +184,76 @@ class Tombstones:
         paths = [f"{self.table.root}/{file.path}" for file in files]
         return self._spark.read.schema(self._schema()).parquet(*paths)
 
-    def outdated(self, files: Sequence[TombstoneFile], source: DataFrame) -> DataFrame:
-        """Return the `SOURCE_ID` of the source's rows that are older than a delete of their key."""
-        batch = source.select(*self._key_columns(), self._sequence_column(), SOURCE_ID)
+    def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:
+        """Return the `SOURCE_ID` of the source's rows whose key was deleted, and in `DELETED` the sequence of the newest delete.
+
+        Args:
+            files: The tombstones.
+            source: The rows.
+            only_older: Whether rows are wanted only that are older than the delete.
+        """
+        batch = source.select(*self._key_columns(), self.sequence_column(), SOURCE_ID)
         remembered = self.read(files)
         if sum(file.num_rows for file in files) <= MAX_BROADCAST_TOMBSTONES:
             remembered = F.broadcast(remembered)
         ours, theirs = remembered.alias("ours"), batch.alias("theirs")
-        condition = F.col("theirs.sequence") < F.col("ours.sequence")
+        condition = F.col("theirs.sequence") < F.col("ours.sequence") if only_older else F.lit(True)
         for number in range(len(self.keys)):
             one, other = F.col(f"ours.k{number}"), F.col(f"theirs.k{number}")
             condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
-        return theirs.join(ours, condition).select(SOURCE_ID).distinct()
+        return theirs.join(ours, condition).groupBy(SOURCE_ID).agg(F.max("ours.sequence").alias(DELETED))
 
     def is_undecidable(self, state: TombstoneState) -> Column:
         """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
         if state.horizon is None:
             return F.lit(False)
+        return F.coalesce(self.sequence_column() < self.column_of(state.horizon), F.lit(False))
+
+    def column_of(self, sequence: str) -> Column:
+        """Return a sequence that the state holds as JSON."""
         schema = self._schema()["sequence"].dataType
         assert isinstance(schema, StructType)
-        horizon = F.from_json(F.lit(state.horizon), schema, _JSON)
-        return F.coalesce(self._sequence_column() < horizon, F.lit(False))
+        return F.from_json(F.lit(sequence), schema, _JSON)
+
+    def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
+        """Return whether a target row is older than a sequence that is given as JSON."""
+        places = {name.lower(): place for place, name in enumerate(resolved.columns)}
+        values = [resolved.old_values[places[name.lower()]].alias(f"s{i}") for i, name in enumerate(self.sequence)]
+        return F.struct(*values) < self.column_of(sequence)
+
+    def read_moved(self, files: Sequence[TombstoneFile]) -> DataFrame | None:
+        """Return the tombstones that hold a row's values, with these in `moved`; None if there are none."""
+        with_moved = [file for file in files if file.num_moved]
+        return self._with_moved(with_moved).where("moved IS NOT NULL") if with_moved else None
 
     def write(self, deletes: DataFrame, num_rows: int, now_ms: int) -> TombstoneFile:
-        """Write a tombstone for each of the deletes, which have the source's columns."""
-        rows = deletes.select(
-            *self._key_columns(), self._sequence_column(), F.lit(now_ms).cast("long").alias("deleted_ms")
-        )
+        """Write a tombstone for each of the deletes, which have the source's columns.
+
+        Where a row tells of an older delete of its key, it is in `NEWEST_DELETE`.
+        """
+        has_newest = NEWEST_DELETE in deletes.columns
+        sequence = F.col(NEWEST_DELETE).alias("sequence") if has_newest else self.sequence_column()
+        rows = deletes.select(*self._key_columns(), sequence, F.lit(now_ms).cast("long").alias("deleted_ms"))
         return self._write(rows, num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms)
 
-    def _write(self, rows: DataFrame, *, num_rows: int, oldest_ms: int, newest_ms: int) -> TombstoneFile:
+    def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
+        """Write tombstones that hold values; return None if there are none."""
+        typed = [F.col(f.name).cast(f.dataType).alias(f.name) for f in self._schema() if f.name != "deleted_ms"]
+        dated = rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
+        file = self._write(dated, num_rows=0, oldest_ms=now_ms, newest_ms=now_ms, num_moved=1)
+        number = self._with_moved([file]).count()
+        return replace(file, num_rows=number, num_moved=number) if number else None
+
+    def _write(
+        self, rows: DataFrame, *, num_rows: int, oldest_ms: int, newest_ms: int, num_moved: int = 0
+    ) -> TombstoneFile:
         path = f"{FOLDER}/{uuid.uuid4()}"
         rows.coalesce(1).write.parquet(f"{self.table.root}/{path}")
-        return TombstoneFile(path=path, num_rows=num_rows, oldest_ms=oldest_ms, newest_ms=newest_ms)
+        return TombstoneFile(
+            path=path, num_rows=num_rows, oldest_ms=oldest_ms, newest_ms=newest_ms, num_moved=num_moved
+        )
 
-    def maintained(self, state: TombstoneState, *, cutoff_ms: int) -> tuple[TombstoneState, int]:
+    def maintained(self, state: TombstoneState, *, cutoff_ms: int, now_ms: int) -> tuple[TombstoneState, int]:
         """Forget what is older than the cutoff, and merge small files when there are many.
 
         A file goes as a whole when its newest tombstone is too old, and row by row when it is merged.
@@ -202,6 +261,7 @@ class Tombstones:
         Returns:
             The new state, and the number of tombstones that were forgotten or superseded.
         """
+        state = replace(state, retired=tuple(file for file in state.retired if file.since_ms >= now_ms - KEPT_MS))
         expired = [file for file in state.files if file.newest_ms < cutoff_ms]
         kept = sorted((file for file in state.files if file.newest_ms >= cutoff_ms), key=lambda file: file.num_rows)
         merged = kept[: len(kept) // 2 + 1] if len(kept) > MAX_FILES else []
@@ -211,41 +271,53 @@ class Tombstones:
         files = kept[len(merged) :]
         forgotten: list[DataFrame] = [self.read(expired)] if expired else []
         if merged:
-            rows = self.read(merged).persist(StorageLevel.MEMORY_AND_DISK)
+            rows = self._with_moved(merged).persist(StorageLevel.MEMORY_AND_DISK)
             try:
                 forgotten.append(rows.where(F.col("deleted_ms") < cutoff_ms))
-                horizon = self._highest(state.horizon, forgotten)
+                horizon = self.highest(state.horizon, forgotten)
                 new = self._merge(rows.where(F.col("deleted_ms") >= cutoff_ms))
             finally:
                 rows.unpersist(blocking=True)
             files += [new] if new else []
         else:
-            horizon = self._highest(state.horizon, forgotten)
-        state = replace(state, files=tuple(files), horizon=horizon)
+            horizon = self.highest(state.horizon, forgotten)
+        retired = [RetiredFile(path=file.path, since_ms=now_ms) for file in (*expired, *merged)]
+        state = replace(state, files=tuple(files), retired=(*state.retired, *retired), horizon=horizon)
         return state, before - state.num_rows
 
+    def _with_moved(self, files: Sequence[TombstoneFile]) -> DataFrame:
+        """Return the tombstones of some files, with `moved` if any has it."""
+        paths = [f"{self.table.root}/{file.path}" for file in files if file.num_moved]
+        plain = [file for file in files if not file.num_moved]
+        if not paths:
+            return self.read(plain)
+        rows = self._spark.read.option("mergeSchema", "true").parquet(*paths)
+        return rows.unionByName(self.read(plain), allowMissingColumns=True) if plain else rows
+
     def _merge(self, rows: DataFrame) -> TombstoneFile | None:
-        """Write the newest tombstone of each key to one file."""
-        keys = [f"k{number}" for number in range(len(self.keys))]
-        newest = rows.groupBy(*keys).agg(
+        """Write the newest tombstone of each key to one file, and all that hold values."""
+        has_moved = "moved" in rows.columns
+        plain = rows.where("moved IS NULL") if has_moved else rows
+        newest = plain.groupBy(*[f"k{number}" for number in range(len(self.keys))]).agg(
             F.max("sequence").alias("sequence"), F.max_by("deleted_ms", "sequence").alias("deleted_ms")
         )
+        if has_moved:
+            newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
         newest = newest.persist(StorageLevel.MEMORY_AND_DISK)
+        num_moved = F.count("moved") if has_moved else F.lit(0)
         try:
-            facts = newest.agg(F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms")).collect()[0]
+            facts = newest.agg(F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), num_moved).collect()[0]
             if not facts[0]:
                 return None
-            return self._write(newest, num_rows=facts[0], oldest_ms=facts[1], newest_ms=facts[2])
+            return self._write(newest, num_rows=facts[0], oldest_ms=facts[1], newest_ms=facts[2], num_moved=facts[3])
         finally:
             newest.unpersist(blocking=True)
 
-    def _highest(self, horizon: str | None, frames: Sequence[DataFrame]) -> str | None:
+    def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
+        """Return the highest of a sequence as JSON and of those in the column `sequence` of some frames."""
         sequences = [frame.select("sequence") for frame in frames]
-        if horizon is not None:
-            schema = self._schema()["sequence"].dataType
-            assert isinstance(schema, StructType)
-            known = self._spark.range(1).select(F.from_json(F.lit(horizon), schema, _JSON).alias("sequence"))
-            sequences.append(known)
+        if known is not None:
+            sequences.append(self._spark.range(1).select(self.column_of(known).alias("sequence")))
         if not sequences:
             return None
         united = sequences[0]
@@ -255,11 +327,9 @@ class Tombstones:
         return None if found is None else str(found)
 
     def clean_up(self, state: TombstoneState, *, now_ms: int) -> None:
-        """Delete files that the state does not name and that are old enough for no RESTORE to want them.
-
-        What a failed attempt left behind goes the same way.
-        """
-        named = {file.path.rpartition("/")[2] for file in state.files}
+        """Delete the files that no version of the time that RESTORE reaches back names, and what failed attempts left behind."""
+        paths = [file.path for file in state.files] + [file.path for file in state.retired]
+        named = {path.rpartition("/")[2] for path in paths}
         for name, modified_ms in self.table.list_folders(FOLDER).items():
             if name not in named and modified_ms < now_ms - KEPT_MS:
                 self.table.delete(f"{FOLDER}/{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -81,6 +82,12 @@ class ResolvedMerge:
         self.clauses = tuple(self._resolved_clauses(clauses))
         self._operation: Any = None
         self._made: dict[str, Any] = {}
+
+    def with_clauses(self, clauses: Sequence[ResolvedClause]) -> ResolvedMerge:
+        """Return the same merge with other conditions and values."""
+        other = copy(self)
+        other.clauses, other._made = tuple(clauses), {}
+        return other
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return what `make` returns, which is called once: a Column takes several calls into the JVM for each of its parts."""

@@ -89,15 +89,21 @@ class Table:
             protocol=json.loads(transaction.protocol().json())["protocol"],
         )
 
-    def enable_feature(self, feature: str) -> None:
-        """Add a table feature to the protocol, in a commit of its own; nothing happens where it is there."""
+    def _delta_table(self) -> Any:
         from delta.tables import DeltaTable
 
         path = path_of(self.name)
-        spark = self.spark
-        table = DeltaTable.forName(spark, self.name) if path is None else DeltaTable.forPath(spark, path)
+        return DeltaTable.forName(self.spark, self.name) if path is None else DeltaTable.forPath(self.spark, path)
+
+    def history(self) -> DataFrame:
+        """Return DESCRIBE HISTORY."""
+        frame: DataFrame = self._delta_table().history()
+        return frame
+
+    def enable_feature(self, feature: str) -> None:
+        """Add a table feature to the protocol, in a commit of its own; nothing happens where it is there."""
         try:
-            table.addFeatureSupport(feature)
+            self._delta_table().addFeatureSupport(feature)
         except JVM_ERRORS as error:
             raise translate(error) from error
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.values import Handling
 
 CHANGE_COL = "_change"
 """The struct that tells what kind of change a row is, beside the data columns."""
+
+MERGE_OPTIONS: Mapping[str, Any] = {
+    "sequence_by": f"{CHANGE_COL}.sequence",
+    "delete_when": f"{CHANGE_COL}.op = 'd'",
+    "truncate_when": f"{CHANGE_COL}.op = 't'",
+    "unchanged_columns": f"{CHANGE_COL}.unavailable",
+    "old_key": f"{CHANGE_COL}.old_key",
+    "new_key": f"{CHANGE_COL}.new_key",
+    "except_columns": (CHANGE_COL,),
+}
+"""The options of `merge_sink` for changes of a table with a key: order, deletes, TRUNCATE, values that were not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from stream_merge.engines.job import (
     by_action,
     compact,
     count_removed,
+    count_unresolved,
     count_written,
     inserted_rows,
     is_one_of,
@@ -89,6 +90,7 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
         parts.append(_rewritten_rows(job, touched, found))
     if job.clauses(When.NOT_MATCHED):
         matched = matches.where(F.col(SOURCE_ID).isNotNull())
+        staged.counts |= count_unresolved(job, matched)
         inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)
         inserted = with_tracking(job, compact(job, inserted, job.source.num_rows))
         columns = output_columns(job)

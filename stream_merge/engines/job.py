@@ -18,6 +18,7 @@ from stream_merge.deletion_vectors import StoredVector, VectorCache
 from stream_merge.files import DataFile, TableFiles
 from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import PhaseTimer
+from stream_merge.partial_updates import IS_UNRESOLVED, NEWEST_DELETE
 from stream_merge.source import Source
 
 ACTION = RESERVED_PREFIX + "action"
@@ -181,6 +182,18 @@ def inserted_rows(job: MergeJob, unmatched: DataFrame) -> DataFrame:
 def without_matches(job: MergeJob, matched_ids: DataFrame) -> DataFrame:
     """Return the source rows whose `SOURCE_ID` is not among the matched ones."""
     return job.bound_source.join(job.broadcast(matched_ids.select(SOURCE_ID)), SOURCE_ID, "left_anti")
+
+
+def count_unresolved(job: MergeJob, matched: DataFrame) -> dict[str, int]:
+    """Count the rows that are written without a value which their change did not send: neither batch nor target has it."""
+    if not job.source.num_unresolved:
+        return {}
+    rows = job.bound_source.where(F.col(IS_UNRESOLVED))
+    # What the target has from before a delete does not count.
+    was_deleted = F.col(NEWEST_DELETE).isNotNull() if NEWEST_DELETE in rows.columns else F.lit(False)
+    ids = matched.where(F.col(SOURCE_ID).isNotNull()).select(SOURCE_ID)
+    unmatched = rows.where(~was_deleted).join(job.broadcast(ids), SOURCE_ID, "left_anti")
+    return {"num_unresolved_rows": rows.where(was_deleted).count() + unmatched.count()}
 
 
 def compact(job: MergeJob, frame: DataFrame, num_rows: int) -> DataFrame:

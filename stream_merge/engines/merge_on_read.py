@@ -22,6 +22,7 @@ from stream_merge.engines.job import (
     by_action,
     compact,
     count_removed,
+    count_unresolved,
     count_written,
     first_applying,
     inserted_rows,
@@ -150,6 +151,7 @@ def _stage_dependent(job: MergeJob) -> Staged:
         with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):
             staged = _delete_changed(job, found)
             # Any file with a match, or with a row that a NOT MATCHED BY SOURCE clause looks at, is one that Delta touches.
+            staged.counts |= count_unresolved(job, touched)
             is_touched = bool(found) or any(file.num_rows != 0 for file in job.candidates)
             staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=is_touched, is_rewrite=False)
             num_updated = staged.counts["num_target_rows_updated"]

@@ -99,3 +99,84 @@ def test_any_split_repetition_and_order_gives_the_fold(
         shutil.rmtree(path)
 
     check()
+
+
+PARTIAL_SCHEMA = "id INT, a STRING, b STRING, seq INT, op STRING, unset ARRAY<STRING>"
+
+
+@dataclass(frozen=True, slots=True)
+class PartialLog:
+    """A log whose changes set some columns, with deletes and truncates, and the batches that it arrives in."""
+
+    changes: list[tuple[Any, ...]]
+    batches: list[list[tuple[Any, ...]]]
+
+    def fold(self) -> list[tuple[Any, ...]]:
+        """Return the rows that the changes give in the order of their sequence."""
+        rows: dict[Any, dict[str, Any]] = {}
+        for key, a, b, seq, op, unset in sorted(self.changes, key=lambda change: change[3]):
+            if op == "t":
+                rows.clear()
+            elif op == "d":
+                rows.pop(key, None)
+            else:
+                row = rows.setdefault(key, {"a": None, "b": None})
+                row |= {name: value for name, value in (("a", a), ("b", b)) if name not in unset}
+                row["seq"] = seq
+        return sorted(((key, row["a"], row["b"], row["seq"]) for key, row in rows.items()), key=repr)
+
+
+@st.composite
+def partial_logs(draw: st.DrawFn) -> PartialLog:
+    """Draw a log."""
+    number = draw(st.integers(3, 16))
+    sequences = draw(st.permutations(range(number)))
+    changes: list[tuple[Any, ...]] = []
+    for i in range(number):
+        op = draw(st.sampled_from("uuuuuuudddt"))
+        unset = draw(st.sampled_from([[], ["a"], ["b"], ["a", "b"]])) if op == "u" else []
+        a, b = (f"{name}{sequences[i]}" if op == "u" and name not in unset else None for name in "ab")
+        changes.append((None if op == "t" else draw(st.sampled_from([1, 2])), a, b, sequences[i], op, unset))
+    num_batches = draw(st.integers(1, 5))
+    batches: list[list[tuple[Any, ...]]] = [[] for _ in range(num_batches)]
+    for change in changes:
+        for index in draw(st.lists(st.integers(0, num_batches - 1), min_size=1, max_size=2)):
+            batches[index].append(change)
+    return PartialLog(changes, [draw(st.permutations(batch)) for batch in batches])
+
+
+@pytest.mark.parametrize("sequence", ["column", "expression"])
+def test_changes_of_single_columns_in_any_order_give_the_fold(
+    spark: SparkSession,
+    create_table: CreateTable,
+    read_rows: Any,
+    deletion_vectors: bool,
+    sequence: str,
+    tmp_path: Path,
+) -> None:
+    numbers = iter(range(10**6))
+
+    @settings(
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(log=partial_logs())
+    def check(log: PartialLog) -> None:
+        path = str(tmp_path / f"target_{next(numbers)}")
+        create_table("id INT, a STRING, b STRING, seq INT", path=path, deletion_vectors=deletion_vectors)
+        sink = merge_sink(
+            path,
+            keys="id",
+            sequence_by="seq" if sequence == "column" else "seq * 2",
+            delete_when="op = 'd'",
+            truncate_when="op = 't'",
+            unchanged_columns="unset",
+        )
+        for batch in log.batches:
+            sink.merge(spark.createDataFrame(batch, PARTIAL_SCHEMA).coalesce(1))
+        assert [tuple(row) for row in read_rows(path, "id", "a", "b", "seq")] == log.fold()
+        shutil.rmtree(path)
+
+    check()

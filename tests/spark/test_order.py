@@ -16,6 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
 from stream_merge.sequence import SEQUENCE
 from stream_merge.tombstones import FOLDER, MAX_FILES
@@ -24,6 +25,11 @@ from tests.spark.tables import files_below, recorded_state
 
 SCHEMA = "id INT, v STRING, seq BIGINT, op STRING"
 TARGET = "id INT, v STRING, seq BIGINT"
+
+
+def folder_names(path: str) -> set[str]:
+    """Return the names of the folders of tombstones."""
+    return {folder.name for folder in (Path(path) / FOLDER).iterdir()}
 
 
 def keyed(path: str, **options: Any) -> MergeSink:
@@ -103,6 +109,13 @@ class TestOrder:
             assert (result.num_tied_keys, result.num_superseded_rows) == (1, 2)
             seen.add(str(read_rows(path)))
         assert len(seen) == 1
+
+    def test_ties_that_differ_in_a_map_alone_are_counted(self, create_table, create_source):
+        schema = "id INT, m MAP<STRING, INT>, seq BIGINT"
+        path = create_table(schema)
+        changes = [(1, {"a": 1}, 1), (1, {"a": 2}, 1), (2, {"a": 1}, 1), (2, {"a": 1}, 1)]
+        result = merge_sink(path, keys="id", sequence_by="seq").merge(create_source(schema, changes))
+        assert (result.num_tied_keys, result.num_superseded_rows) == (1, 2)
 
     def test_a_sequence_that_is_an_expression_gets_a_column(
         self, create_table, create_source, read_rows, deletion_vectors
@@ -242,30 +255,96 @@ class TestTombstones:
             Row(id=9, v="x"),
         ]
 
-    def test_many_small_files_become_few_and_the_old_ones_go(self, create_table, create_source, read_rows):
+    def test_many_small_files_become_few_and_the_old_ones_go(
+        self, spark, create_table, create_source, read_rows, monkeypatch
+    ):
         path = create_table(TARGET)
-        sink = keyed(path)
+        sink = keyed(path, tombstone_retention=dt.timedelta(days=30))
         num_batches = MAX_FILES + 4
         for number in range(num_batches):
             # One key is deleted again and again: its last tombstone is the one that counts.
             result = sink.merge(create_source(SCHEMA, [(number, None, 100, "d"), (1000, None, number, "d")]))
             assert result.num_tombstones >= number + 2
-        folders = [folder.name for folder in (Path(path) / FOLDER).iterdir()]
+        folders = folder_names(path)
         assert len(folders) > MAX_FILES
         state = recorded_state(path)
         assert len(state.files) <= MAX_FILES
-        for folder in (Path(path) / FOLDER).iterdir():
-            old = time.time() - 8 * 24 * 3600
-            os.utime(folder, (old, old))
+        assert state.retired
         late = [(number, "old", 99, "u") for number in range(num_batches)]
         result = sink.merge(create_source(SCHEMA, [*late, (1000, "old", num_batches - 2, "u"), (2000, "new", 1, "u")]))
         assert (result.num_outdated_rows, read_rows(path, "id")) == (num_batches + 1, [Row(id=2000)])
-        for number in range(2 * MAX_FILES):
+
+        # Files that yesterday's version names are kept, however old they are, and RESTORE finds them.
+        for folder in (Path(path) / FOLDER).iterdir():
+            old = time.time() - 20 * 24 * 3600
+            os.utime(folder, (old, old))
+        for number in range(MAX_FILES):
             sink.merge(create_source(SCHEMA, [(5000 + number, None, 1, "d")]))
-        state = recorded_state(path)
-        left = {folder.name for folder in (Path(path) / FOLDER).iterdir()}
-        assert {file.path.rpartition("/")[2] for file in state.files} <= left
-        assert not left & (set(folders) - {file.path.rpartition("/")[2] for file in state.files})
+        assert folders <= folder_names(path)
+        newest = latest_version(path)
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {newest - MAX_FILES - num_batches}")
+        restored = sink.merge(create_source(SCHEMA, [(0, "old", 99, "u"), (5000, "new", 1, "u")]))
+        assert (restored.num_outdated_rows, read_rows(path, "id")) == (1, [Row(id=5000)])
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {newest}")
+
+        # A week later they are gone.
+        later = time.time_ns() + 8 * 24 * 3600 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        result = sink.merge(create_source(SCHEMA, [(1, "old", 99, "u"), (3000, "new", 1, "u")]))
+        named = {file.path.rpartition("/")[2] for file in recorded_state(path).files}
+        assert named <= folder_names(path)
+        assert not folder_names(path) & folders - named
+        assert (result.num_outdated_rows, recorded_state(path).retired) == (1, ())
+
+    def test_a_clean_up_that_fails_does_not_fail_the_commit(
+        self, spark, create_table, create_source, read_rows, monkeypatch, caplog
+    ):
+        path = create_table(TARGET)
+        sink = keyed(path)
+        sink.merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        later = time.time_ns() + 8 * 24 * 3600 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+
+        def fail_in_the_jvm(*_: Any) -> None:
+            spark.sql("SELECT * FROM no_such_table")
+
+        monkeypatch.setattr(Table, "list_folders", fail_in_the_jvm)
+        with caplog.at_level(logging.WARNING, logger="stream_merge"):
+            result = sink.merge(create_source(SCHEMA, [(2, "a", 1, "u")]))
+        assert (result.version, read_rows(path, "id")) == (latest_version(path), [Row(id=2)])
+        assert "what follows a commit failed" in caplog.text
+
+    def test_a_conflict_does_not_write_them_again(self, create_table, create_source, read_rows, append_rows, at_step):
+        path = create_table(TARGET)
+        keyed(path).merge(create_source(SCHEMA, [(9, "z", 1, "u")]))
+        at_step("before_commit", lambda: append_rows(path, TARGET, [(1, "a", 1)]))
+        result = keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        assert (result.num_commit_attempts, len(folder_names(path))) == (2, 1)
+        assert read_rows(path, "id") == [Row(id=9)]
+
+    def test_a_horizon_is_exact_to_the_microsecond(self, create_table, create_source, monkeypatch):
+        schema = "id INT, v STRING, at TIMESTAMP, op STRING"
+        path = create_table("id INT, v STRING, at TIMESTAMP")
+        sink = keyed(path, sequence_by="at", tombstone_retention=dt.timedelta(hours=1))
+        at = dt.datetime.fromisoformat("2026-01-01T01:02:03.456789")
+        sink.merge(create_source(schema, [(1, None, at, "d")]))
+        later = time.time_ns() + 2 * 3600 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        sink.merge(create_source(schema, [(2, "x", at, "u")]))
+        early = at - dt.timedelta(microseconds=1)
+        result = sink.merge(create_source(schema, [(3, "x", at, "u"), (4, "x", early, "u")]))
+        assert result.num_undecidable_rows == 1
+
+    def test_a_state_that_was_reset_stays_so(self, spark, create_table, create_source, read_rows):
+        path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)])
+        sink = keyed(path)
+        sink.merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        sink.reset_state(spark)
+        version = latest_version(path)
+        sink.merge(create_source(SCHEMA, [(2, None, 5, "d")]))
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}")
+        result = sink.merge(create_source(SCHEMA, [(1, "old", 4, "u")]))
+        assert (result.num_outdated_rows, read_rows(path, "id", "v")) == (0, [Row(id=1, v="old"), Row(id=2, v="b")])
 
     def test_lost_files_are_told(self, create_table, create_source, read_rows, caplog):
         path = create_table(TARGET)

@@ -7,13 +7,13 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
 
-from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink
+from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink, state, steps
 from stream_merge.errors import TargetNotFoundError
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version
@@ -267,3 +267,37 @@ def test_the_target_is_changed_between_two_batches_of_one_sink(
     vectors = f"TBLPROPERTIES ('delta.enableDeletionVectors' = '{str(deletion_vectors).lower()}')"
     spark.sql(f"CREATE OR REPLACE TABLE {table} USING delta {vectors} AS SELECT INT(2) AS id, INT(3) AS n")
     assert merge((1, 5)) == [(1, 5), (2, 3)]
+
+
+def test_a_sink_in_many_threads_merges_one_batch_at_a_time(spark, create_table: CreateTable):
+    target = create_table(SCHEMA)
+    sink = counting_sink(target)
+    running, seen = [0], []
+
+    def observe(step: str) -> None:
+        running[0] += {"before_open": 1, "after_commit": -1}.get(step, 0)
+        seen.append(running[0])
+
+    steps.observer = observe
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda number: sink.merge(spark.createDataFrame([(number % 2, 1)], SCHEMA)), range(6)))
+    finally:
+        steps.observer = None
+    assert (rows(spark, target), max(seen)) == ([(0, 3), (1, 3)], 1)
+
+
+def test_delta_analyses_a_statement_once_for_many_batches(spark, create_table: CreateTable, monkeypatch):
+    target = create_table(SCHEMA)
+    sink = counting_sink(target)
+    analysed = []
+    analyse = state.analyse
+
+    def count_calls(*args: Any, **kwargs: Any) -> Any:
+        analysed.append(args[1])
+        return analyse(*args, **kwargs)
+
+    monkeypatch.setattr(state, "analyse", count_calls)
+    for _ in range(4):
+        sink.merge(spark.createDataFrame([(1, 1)], SCHEMA))
+    assert (rows(spark, target), len(analysed)) == ([(1, 4)], 1)

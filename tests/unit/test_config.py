@@ -133,7 +133,7 @@ def test_own_clauses_exclude_delete_when():
     with pytest.raises(ConfigError) as raised:
         sink.when_matched_update_all()
     assert raised.value.faults == (
-        "delete_when belongs to the default clauses; with clauses of your own, write when_matched_delete",
+        "delete_when belongs to the default clauses; with clauses of your own, say it in them",
     )
 
 

@@ -1,0 +1,423 @@
+"""Changes that set some columns of a row only: each column has the newest value that a change set.
+
+A row's columns may then be older than the row. Which ones, and how old, is kept in a column of the target, so that a
+late change still sets the columns that no newer one has set. It is the rule of a map of last-writer-wins registers: the
+order in which changes arrive makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, MapType, StringType, StructType
+
+from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedClause, ResolvedMerge
+from stream_merge.clauses import Expression, When
+from stream_merge.config import SinkConfig
+from stream_merge.errors import UnsupportedTableError
+from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, contents_hash
+from stream_merge.statement import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructField
+
+COLUMN_SEQUENCES = RESERVED_PREFIX + "column_sequences"
+"""The column that the sink adds to the target: name of a column to the sequence of its value, for the columns whose value is
+older than the row; NULL for the sequence of a column that no change has set. NULL where all columns are as new as the row."""
+
+UNSET = RESERVED_PREFIX + "unset"
+"""Names, in lower case, of the columns that a change leaves alone."""
+
+IS_DELETE = RESERVED_PREFIX + "is_delete"
+IS_FILL = RESERVED_PREFIX + "is_fill"
+"""Whether a change gives values to a row without saying that the row is there."""
+
+NEWEST_DELETE = RESERVED_PREFIX + "newest_delete"
+"""The sequence of the newest delete of a key in the batch: what the target has from before it does not count."""
+
+DELETED = RESERVED_PREFIX + "deleted"
+"""The sequence of the newest delete of a key that the table remembers."""
+
+IS_UNRESOLVED = RESERVED_PREFIX + "is_unresolved"
+"""Whether the batch has no value for a column that a change did not send."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialUpdates:
+    """How the changes of a sink set single columns.
+
+    Attributes:
+        columns: The batch's columns that changes may set or leave alone: all that are written, but for keys and sequence.
+        unwritten: Columns of the target that the sink never writes.
+        unsent: Those of `columns` whose missing values are counted: changes say that they did not send them.
+        sequence: Type of the sequence in the target, a struct of its columns; None for a sink without a sequence.
+    """
+
+    columns: tuple[str, ...]
+    unwritten: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
+    sequence: StructType | None = None
+
+    @property
+    def sequences_type(self) -> MapType:
+        """The type of `COLUMN_SEQUENCES`."""
+        assert self.sequence is not None
+        return MapType(StringType(), self.sequence)
+
+    def own_columns(self) -> dict[str, str]:
+        """Return name and type of the columns that the sink adds to a batch for this."""
+        if self.sequence is None:
+            return {UNSET: "array<string>", IS_UNRESOLVED: "boolean"}
+        return {
+            IS_DELETE: "boolean",
+            IS_FILL: "boolean",
+            NEWEST_DELETE: self.sequence.simpleString(),
+            IS_UNRESOLVED: "boolean",
+        }
+
+
+def sequence_struct(schema: StructType, columns: Sequence[str]) -> StructType:
+    """Return the type of a sequence that these columns hold, as one struct."""
+    fields = {field.name.lower(): field for field in schema.fields}
+    struct = StructType()
+    for number, name in enumerate(columns):
+        struct.add(f"s{number}", fields[name.lower()].dataType)
+    return struct
+
+
+def with_unset(batch: DataFrame, config: SinkConfig, columns: Sequence[str]) -> DataFrame:
+    """Add `UNSET`: the columns that each change leaves alone.
+
+    Args:
+        batch: The batch.
+        config: The sink.
+        columns: The columns that changes may set.
+    """
+    unset: list[Column] = []
+    if config.unchanged_columns is not None:
+        names = _expression(config.unchanged_columns)
+        unset.append(F.coalesce(F.transform(names, F.lower), F.array().cast("array<string>")))
+    ignored = config.ignores_nulls_of(columns)
+    if ignored:
+        nulls = F.array(*[F.when(F.col(quote(name)).isNull(), F.lit(name.lower())) for name in ignored])
+        unset.append(F.array_compact(nulls))
+    names = F.concat(*unset) if unset else F.lit(None).cast("array<string>")
+    return batch.alias(config.source_alias).select("*", names.alias(UNSET))
+
+
+def with_deletes(batch: DataFrame, config: SinkConfig) -> DataFrame:
+    """Add `IS_DELETE`."""
+    is_delete = F.lit(False) if config.delete_when is None else _expression(config.delete_when)
+    return batch.alias(config.source_alias).select("*", F.coalesce(is_delete, F.lit(False)).alias(IS_DELETE))
+
+
+def _expression(expression: Expression) -> Column:
+    return F.expr(expression) if isinstance(expression, str) else expression
+
+
+def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
+    """Return the batch with `UNSET`, and what else tells which columns a change sets.
+
+    That is `IS_DELETE` and `IS_FILL` for a sink with a sequence, else `IS_UNRESOLVED`.
+    """
+    changes = with_unset(batch, config, partial.columns)
+    if partial.sequence is None:
+        unsent = F.array(*[F.lit(name.lower()) for name in partial.unsent]).cast("array<string>")
+        return changes.withColumn(IS_UNRESOLVED, F.coalesce(F.arrays_overlap(UNSET, unsent), F.lit(False)))
+    return with_deletes(changes, config).withColumn(IS_FILL, F.lit(False))
+
+
+def folded_changes(
+    changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates
+) -> DataFrame:
+    """Return one row for each key: its newest change, each column with the newest value that a change of the batch set.
+
+    Args:
+        changes: The batch with `COLUMN_SEQUENCES`, `UNSET`, `IS_DELETE` and `IS_FILL`.
+        keys: The key columns.
+        sequence: The columns that hold the sequence.
+        partial: What changes may set.
+
+    Returns:
+        The batch's columns and `own_columns`, with `IS_TIED` and `NUM_SUPERSEDED` before them as `newest_changes` gives them.
+    """
+    assert partial.sequence is not None
+    order = order_of(sequence, partial)
+    contents = contents_hash(changes, without=[COLUMN_SEQUENCES])
+    own = RESERVED_PREFIX + "order", RESERVED_PREFIX + "contents", RESERVED_PREFIX + "rank"
+    changes = changes.withColumns({own[0]: order, own[1]: contents})
+    of_key = Window.partitionBy(*[quote(key) for key in keys])
+    newest_first = of_key.orderBy(F.col(own[0]).desc(), IS_FILL, F.col(own[1]).desc())
+    # Over the whole key, so that Spark computes it once for the key, not once for each of its changes.
+    all_newest_first = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    real_first = of_key.orderBy(IS_FILL, F.col(own[0]).desc(), F.col(own[1]).desc())
+    is_real = ~F.col(IS_FILL)
+
+    def newest_set(name: str) -> Column:
+        is_set = ~F.col(IS_DELETE) & ~F.coalesce(F.array_contains(UNSET, name.lower()), F.lit(False))
+        value = F.struct(F.col(quote(name)).alias("value"), F.col(own[0]).alias("sequence"))
+        return F.first(F.when(is_set, value), ignorenulls=True).over(all_newest_first)
+
+    places = {name: f"{RESERVED_PREFIX}set_{number}" for number, name in enumerate(partial.columns)}
+    is_tied = F.lead(own[0]).over(real_first).eqNullSafe(F.col(own[0])) & (
+        F.lead(own[1]).over(real_first) != F.col(own[1])
+    )
+    is_tied = is_tied & is_real & ~F.lead(IS_FILL, 1, default=True).over(real_first)
+    ranked = changes.select(
+        "*",
+        F.max(F.when(F.col(IS_DELETE), F.col(own[0]))).over(of_key).alias(NEWEST_DELETE),
+        F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
+        (F.count(F.when(is_real, 1)).over(of_key) - 1).alias(NUM_SUPERSEDED),
+        F.row_number().over(real_first).alias(own[2]),
+        *[newest_set(name).alias(place) for name, place in places.items()],
+    ).where(F.col(own[2]) == 1)
+
+    is_since_delete = {
+        name: ~F.col(IS_DELETE) & ~F.coalesce(F.col(place)["sequence"] < F.col(NEWEST_DELETE), F.lit(False))
+        for name, place in places.items()
+    }
+    own_sequences = {
+        name: F.when(is_since_delete[name], F.col(place)["sequence"]).cast(partial.sequence)
+        for name, place in places.items()
+    }
+    # A delete keeps what it says of itself, by which it is known as one.
+    values = {
+        name: F.when(F.col(IS_DELETE), F.col(quote(name))).when(is_since_delete[name], F.col(place)["value"])
+        for name, place in places.items()
+    }
+    never = dict.fromkeys(partial.unwritten, F.lit(None).cast(partial.sequence))
+    is_unresolved = F.lit(False)
+    for name in partial.unsent:
+        is_unresolved = is_unresolved | own_sequences[name].isNull()
+    return ranked.select(
+        *[
+            column_sequences({**own_sequences, **never}, F.col(own[0])).alias(name)
+            if name == COLUMN_SEQUENCES
+            else (values[name].alias(name) if name in values else F.col(quote(name)))
+            for name in changes.columns[: changes.columns.index(UNSET)]
+        ],
+        IS_TIED,
+        F.greatest(F.col(NUM_SUPERSEDED), F.lit(0)).alias(NUM_SUPERSEDED),
+        IS_DELETE,
+        IS_FILL,
+        NEWEST_DELETE,
+        (is_unresolved & ~F.col(IS_DELETE) & is_real).alias(IS_UNRESOLVED),
+    )
+
+
+def since_deletes(rows: DataFrame, partial: PartialUpdates) -> DataFrame:
+    """Take the values away that are older than the delete in `DELETED`; the rows themselves are newer, if there is one."""
+    sequences = F.col(COLUMN_SEQUENCES)
+
+    def is_older(sequence: Column) -> Column:
+        return F.coalesce(sequence < F.col(DELETED), F.lit(False))
+
+    values = {
+        name: F.when(~is_older(sequences[name.lower()]), F.col(quote(name))).alias(name) for name in partial.columns
+    }
+    null = F.lit(None).cast(partial.sequences_type.valueType)
+    newer = F.transform_values(sequences, lambda _, value: F.when(is_older(value), null).otherwise(value))
+    is_unresolved = F.col(IS_UNRESOLVED)
+    for name in partial.unsent:
+        is_unresolved = is_unresolved | is_older(sequences[name.lower()])
+    replaced = {
+        **values,
+        COLUMN_SEQUENCES: newer.alias(COLUMN_SEQUENCES),
+        IS_UNRESOLVED: is_unresolved.alias(IS_UNRESOLVED),
+    }
+    return rows.select(*[replaced.get(name, F.col(quote(name))) for name in rows.columns])
+
+
+def column_sequences(sequences: Mapping[str, Column], of_row: Column) -> Column:
+    """Return the map of the columns whose sequence is not the row's; NULL if there is none."""
+    entries = [
+        F.when(~sequence.eqNullSafe(of_row), F.struct(F.lit(name.lower()).alias("key"), sequence.alias("value")))
+        for name, sequence in sequences.items()
+    ]
+    others = F.array_compact(F.array(*entries))
+    return F.when(F.size(others) > 0, F.map_from_entries(others))
+
+
+def partial_clauses(resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates) -> tuple[ResolvedClause, ...]:
+    """Return the default clauses so that they set the columns of a matched row one by one."""
+    if partial.sequence is None:
+        return tuple(_keeping_unset(c, resolved, partial) for c in resolved.clauses)
+    return tuple(_Registers(resolved, config, partial).clause(c) for c in resolved.clauses)
+
+
+def _keeping_unset(clause: ResolvedClause, resolved: ResolvedMerge, partial: PartialUpdates) -> ResolvedClause:
+    if not clause.clause.is_update:
+        return clause
+    settable = {name.lower() for name in partial.columns}
+    values = tuple(
+        F.when(F.array_contains(UNSET, name.lower()), old).otherwise(new) if name.lower() in settable else new
+        for name, new, old in zip(resolved.columns, clause.values, resolved.old_values, strict=True)
+    )
+    return replace(clause, values=values, are_values_source_only=False)
+
+
+def reset_clause(
+    clause: ResolvedClause, resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates, truncated: Column
+) -> ResolvedClause:
+    """Return the clause so that it takes the values away that are older than a TRUNCATE, in rows that are newer."""
+    return _Registers(resolved, config, partial).reset(clause, truncated)
+
+
+class _Registers:
+    """The columns of a matched row as registers, each with the sequence of its value."""
+
+    def __init__(self, resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates) -> None:
+        self._resolved = resolved
+        self._partial = partial
+        self._places = {name.lower(): place for place, name in enumerate(resolved.columns)}
+        self._of_sequence = [self._places[name.lower()] for name in config.sequence_columns]
+        self._of_sequences = self._places[COLUMN_SEQUENCES]
+        fixed = {*self._of_sequence, self._of_sequences, *(self._places[key.lower()] for key in config.keys)}
+        settable = {name.lower() for name in partial.columns}
+        self._registers = {
+            name.lower(): place
+            for place, name in enumerate(resolved.columns)
+            if place not in fixed and (name.lower() in settable or name in partial.unwritten)
+        }
+
+    def clause(self, clause: ResolvedClause) -> ResolvedClause:
+        """Return the clause with the conditions and values that single columns need."""
+        if clause.clause.when is When.NOT_MATCHED_BY_SOURCE:
+            return clause
+        condition = F.lit(True) if clause.condition is None else clause.condition
+        condition = condition & ~F.col(IS_FILL)
+        if not clause.clause.is_update:
+            return replace(clause, condition=condition)
+        # Where columns are older than the row, a change that is older than the row may be newer than they are.
+        has_older = self._resolved.old_values[self._of_sequences].isNotNull()
+        return replace(
+            clause,
+            condition=condition | has_older,
+            values=self._merged(clause.values),
+            is_condition_source_only=False,
+            are_values_source_only=False,
+        )
+
+    def reset(self, clause: ResolvedClause, truncated: Column) -> ResolvedClause:
+        """Return the clause so that it takes older values away."""
+        old = self._resolved.old_values
+        of_row, nothing = self._sequence(old), F.lit(None)
+        values = list(old)
+        sequences: dict[str, Column] = {}
+        is_older = F.lit(False)
+        for name, place in self._registers.items():
+            ours = register_sequence(old[self._of_sequences], name, of_row)
+            is_older = is_older | F.coalesce(ours < truncated, F.lit(False))
+            never = nothing.cast(self._type)
+            values[place], sequences[name] = merged_register(nothing, old[place], never, ours, truncated)
+        values[self._of_sequences] = column_sequences(sequences, of_row)
+        return replace(clause, condition=is_older, values=tuple(values), are_values_source_only=False)
+
+    def _sequence(self, values: Sequence[Column]) -> Column:
+        fields = [values[place].alias(f"s{number}") for number, place in enumerate(self._of_sequence)]
+        return F.struct(*fields).cast(self._type)
+
+    @property
+    def _type(self) -> DataType:
+        assert self._partial.sequence is not None
+        return self._partial.sequence
+
+    def _merged(self, new: Sequence[Column]) -> tuple[Column, ...]:
+        old = self._resolved.old_values
+        of_change, of_row = self._sequence(new), self._sequence(old)
+        is_upsert = ~F.col(IS_DELETE) & ~F.col(IS_FILL)
+        is_newer = is_upsert & ~(of_change < of_row)
+        newest = F.when(is_newer, of_change).otherwise(of_row)
+        reset = F.col(NEWEST_DELETE).cast(self._type)
+
+        merged = list(old)
+        sequences: dict[str, Column] = {}
+        for place in self._of_sequence:
+            merged[place] = F.when(is_newer, new[place]).otherwise(old[place])
+        for name, place in self._registers.items():
+            theirs = register_sequence(new[self._of_sequences], name, of_change)
+            ours = register_sequence(old[self._of_sequences], name, of_row)
+            merged[place], sequences[name] = merged_register(new[place], old[place], theirs, ours, reset)
+        merged[self._of_sequences] = column_sequences(sequences, newest)
+        return tuple(merged)
+
+
+def order_of(columns: Sequence[str], partial: PartialUpdates) -> Column:
+    """Return the sequence of a row of batch or target, in the type that it has in the target."""
+    assert partial.sequence is not None
+    return F.struct(*[F.col(quote(name)).alias(f"s{i}") for i, name in enumerate(columns)]).cast(partial.sequence)
+
+
+def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
+    """Return the sequence of a column's value; NULL if no change has set it.
+
+    Args:
+        sequences: The row's `COLUMN_SEQUENCES`.
+        name: The column.
+        of_row: The row's sequence.
+    """
+    name = name.lower()
+    return F.when(F.map_contains_key(sequences, name), sequences[name]).otherwise(of_row)
+
+
+def merged_register(new: Column, old: Column, theirs: Column, ours: Column, reset: Column) -> tuple[Column, Column]:
+    """Return the value of a column after a change, and its sequence.
+
+    Args:
+        new: The change's value.
+        old: The row's value.
+        theirs: Sequence of the change's value, NULL if it has none.
+        ours: Sequence of the row's value, NULL if it has none.
+        reset: Sequence of a delete that comes with the change; NULL if none does.
+    """
+    is_reset = F.coalesce(ours < reset, F.lit(False))
+    is_taken = theirs.isNotNull() & (ours.isNull() | is_reset | ~(theirs < ours))
+    return F.when(is_taken, new).when(~is_reset, old), F.when(is_taken, theirs).when(~is_reset, ours)
+
+
+def find_partial_updates(
+    config: SinkConfig, batch: Sequence[StructField], target: Sequence[StructField], sequence: StructType | None
+) -> PartialUpdates | None:
+    """Return how changes set single columns; None if every change sets all columns that the target has.
+
+    Args:
+        config: The sink, with its written columns named if not all are.
+        batch: The batch's columns.
+        target: The target's.
+        sequence: Type of the sequence in the target; None when the sink has none.
+
+    Raises:
+        UnsupportedTableError: The target has generated columns.
+    """
+    fixed = {name.lower() for name in (*config.keys, *config.sequence_columns, COLUMN_SEQUENCES)}
+    written = {name.lower() for name in config.columns or [field.name for field in batch]}
+    if not config.merge_schema:
+        written &= {field.name.lower() for field in target}
+    columns = tuple(f.name for f in batch if f.name.lower() in written - fixed)
+    unwritten = tuple(f.name for f in target if f.name.lower() not in {*written, *fixed} and not _is_generated(f))
+    leaves_out = bool(config.columns and unwritten)
+    is_partial = config.unchanged_columns is not None or bool(config.ignores_nulls_of(columns))
+    is_kept_up = COLUMN_SEQUENCES in [field.name for field in target]
+    if not is_partial and (sequence is None or not (leaves_out or is_kept_up)):
+        return None
+    generated = [field.name for field in target if _is_generated(field)]
+    if generated:
+        raise UnsupportedTableError(
+            f"generated column {', '.join(generated)}: it would have to be computed anew of values that a change did not set. "
+            "Make it a plain column that the source gives, or take the options away that leave columns as they are"
+        )
+    unsent = {*columns} - {*config.ignores_nulls_of(columns)} if config.unchanged_columns is not None else {*()}
+    return PartialUpdates(
+        columns=columns,
+        unwritten=unwritten,
+        unsent=tuple(name for name in columns if name in unsent),
+        sequence=sequence,
+    )
+
+
+def _is_generated(field: StructField) -> bool:
+    return "delta.generationExpression" in (field.metadata or {})

@@ -1,0 +1,172 @@
+"""Rows that get another key: values that the change does not send follow the row, whatever comes first."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+
+from stream_merge import MergeSink, merge_sink
+from tests.conftest import CreateTable
+
+SCHEMA = (
+    "id INT, `Part 2` STRING, a STRING, b STRING, seq BIGINT, op STRING, unset ARRAY<STRING>, "
+    "old STRUCT<id: INT, `Part 2`: STRING>, new STRUCT<id: INT, `Part 2`: STRING>"
+)
+TARGET = "id INT, `Part 2` STRING, a STRING, b STRING, seq BIGINT"
+NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "6"))
+
+
+def moving(path: str, **options: Any) -> MergeSink:
+    """Return a sink of changes that tell of the keys that rows had and get."""
+    return merge_sink(
+        path,
+        **{
+            "keys": ["id", "Part 2"],
+            "sequence_by": "seq",
+            "delete_when": "op = 'd'",
+            "unchanged_columns": "unset",
+            "old_key": "source.old",
+            "new_key": "new",
+            **options,
+        },
+    )
+
+
+def upsert(key: int, a: str | None, b: str | None, seq: int, *unset: str, old: int | None = None) -> tuple[Any, ...]:
+    """Return a change that makes or changes a row; `old` is the key that the row had."""
+    return (key, "p", a, b, seq, "u", list(unset), None if old is None else (old, "p"), None)
+
+
+def delete(key: int, seq: int, new: int | None = None) -> tuple[Any, ...]:
+    """Return a delete; `new` is the key that the row gets."""
+    return (key, "p", None, None, seq, "d", [], None, None if new is None else (new, "p"))
+
+
+@pytest.fixture
+def table(create_table: CreateTable, deletion_vectors: bool) -> str:
+    """Return a table with one row."""
+    return create_table(
+        TARGET,
+        [(1, "p", "a1", "b1", 1)],
+        deletion_vectors=deletion_vectors,
+        properties={"delta.columnMapping.mode": "name"},
+    )
+
+
+@pytest.mark.core
+class TestOneMove:
+    @pytest.mark.parametrize(
+        "batches",
+        [
+            [[delete(1, 10, new=2), upsert(2, "A", None, 11, "b", old=1)]],
+            [[delete(1, 10, new=2)], [upsert(2, "A", None, 11, "b", old=1)]],
+            [[upsert(2, "A", None, 11, "b", old=1)], [delete(1, 10, new=2)]],
+        ],
+        ids=["together", "departure first", "arrival first"],
+    )
+    def test_the_value_is_the_rows_under_its_old_key(self, create_source, read_rows, table, batches):
+        sink = moving(table)
+        for batch in batches:
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b", "seq") == [Row(id=2, a="A", b="b1", seq=11)]
+        for batch in batches:  # and once more
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b", "seq") == [Row(id=2, a="A", b="b1", seq=11)]
+
+    def test_a_value_that_the_batch_changes_before_the_move(self, create_source, read_rows, table):
+        changes = [
+            upsert(1, "a2", "b2", 2),
+            upsert(1, "a3", None, 3, "b"),
+            delete(1, 10, new=2),
+            upsert(2, None, None, 11, "a", "b", old=1),
+            delete(2, 20, new=3),
+            upsert(3, None, "B", 21, "a", old=2),
+            upsert(1, "other", "other", 12),
+        ]
+        result = moving(table).merge(create_source(SCHEMA, changes))
+        assert read_rows(table, "id", "a", "b") == [Row(id=1, a="other", b="other"), Row(id=3, a="a3", b="B")]
+        assert result.num_unresolved_rows == 0
+
+    def test_a_row_that_is_gone_gives_nothing(self, create_source, read_rows, table):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [delete(1, 5)]))
+        result = sink.merge(create_source(SCHEMA, [delete(1, 10, new=2), upsert(2, "A", None, 11, "b", old=1)]))
+        assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b=None)]
+        assert result.num_unresolved_rows == 1
+
+
+def history(seed: int) -> tuple[list[tuple[Any, ...]], list[tuple[int, str | None, str | None]]]:
+    """Return the log of a random life of a table, and what it has in the end."""
+    draw = random.Random(seed)
+    rows: dict[int, dict[str, str | None]] = {}
+    log: list[tuple[Any, ...]] = []
+    for number in range(1, draw.randint(6, 18)):
+        seq = 10 * number
+        free = [key for key in range(1, 5) if key not in rows]
+        kind = draw.choice(["insert", "update", "update", "move", "move", "delete"])
+        unset = [name for name in "ab" if draw.random() < 0.6]
+        sent = {name: f"{name}{seq}" for name in "ab" if name not in unset}
+        if kind == "insert" and free:
+            key = draw.choice(free)
+            rows[key] = {name: f"{name}{seq}" for name in "ab"}
+            log.append(upsert(key, rows[key]["a"], rows[key]["b"], seq))
+        elif kind != "insert" and rows:
+            key = draw.choice(list(rows))
+            if kind == "update":
+                rows[key] |= sent
+                log.append(upsert(key, sent.get("a"), sent.get("b"), seq, *unset))
+            elif kind == "delete":
+                del rows[key]
+                log.append(delete(key, seq))
+            elif free:
+                new = draw.choice(free)
+                rows[new] = rows.pop(key) | sent
+                log.append(delete(key, seq, new=new))
+                log.append(upsert(new, sent.get("a"), sent.get("b"), seq + 1, *unset, old=key))
+    return log, sorted((key, row["a"], row["b"]) for key, row in rows.items())
+
+
+@pytest.mark.slow
+def test_partitions_read_at_any_speed_and_twice_give_the_table(
+    spark: Any, create_table: CreateTable, read_rows: Any, deletion_vectors: bool, tmp_path: Path
+) -> None:
+    numbers = iter(range(10**6))
+
+    @settings(
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(seed=st.integers(0, 10**9), num_batches=st.integers(1, 5))
+    def check(seed: int, num_batches: int) -> None:
+        log, expected = history(seed)
+        draw = random.Random(seed + 1)
+        # As in Kafka: the changes of a key are in one partition, in order; partitions are read at their own speed.
+        batches: list[list[tuple[Any, ...]]] = [[] for _ in range(num_batches)]
+        for key in range(1, 5):
+            place = draw.randrange(num_batches)
+            for change in (change for change in log if change[0] == key):
+                place = draw.randint(place, num_batches - 1) if draw.random() < 0.5 else place
+                batches[place].append(change)
+                if draw.random() < 0.2:
+                    batches[draw.randint(place, num_batches - 1)].append(change)
+        path = str(tmp_path / f"target_{next(numbers)}")
+        create_table(
+            TARGET, path=path, deletion_vectors=deletion_vectors, properties={"delta.columnMapping.mode": "name"}
+        )
+        sink = moving(path)
+        for batch in batches:
+            sink.merge(spark.createDataFrame(draw.sample(batch, len(batch)), SCHEMA).coalesce(1))
+        assert [tuple(row) for row in read_rows(path, "id", "a", "b")] == expected, (seed, num_batches)
+        shutil.rmtree(path)
+
+    check()

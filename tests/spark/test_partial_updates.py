@@ -1,0 +1,284 @@
+"""Changes that set some columns of a row: values that were not sent, NULL that means unknown, several writers of one table."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from stream_merge import MergeSink, merge_sink
+from stream_merge.errors import ConfigError, UnresolvedColumnError, UnsupportedTableError
+from stream_merge.partial_updates import COLUMN_SEQUENCES
+from tests.spark.delta_log import latest_version
+from tests.spark.tables import change_rows
+
+SCHEMA = "id INT, a STRING, b STRING, seq BIGINT, op STRING, unset ARRAY<STRING>"
+TARGET = "id INT, a STRING, b STRING, seq BIGINT"
+
+
+def unsent(path: str, **options: Any) -> MergeSink:
+    """Return a sink of changes that name what they leave alone."""
+    return merge_sink(
+        path,
+        **{
+            "keys": "id",
+            "sequence_by": "seq",
+            "delete_when": "op = 'd'",
+            "unchanged_columns": "unset",
+            **options,
+        },
+    )
+
+
+@pytest.mark.core
+class TestValuesThatWereNotSent:
+    """P15: what a change does not send stays as it is."""
+
+    def test_they_keep_the_targets_and_are_folded_in_the_batch(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1), (2, "a2", "b2", 1)], deletion_vectors=deletion_vectors)
+        changes = [
+            (1, "A", None, 2, "u", ["b"]),
+            (2, None, "B", 2, "u", ["a"]),
+            (2, "A2", None, 3, "u", ["B"]),
+            (3, "x", "y", 1, "u", None),
+            (3, None, None, 2, "u", ["a", "b"]),
+            (4, "n", None, 1, "u", []),
+        ]
+        result = unsent(path).merge(create_source(SCHEMA, changes))
+        assert read_rows(path, "id", "a", "b", "seq") == [
+            Row(id=1, a="A", b="b1", seq=2),
+            Row(id=2, a="A2", b="B", seq=3),
+            Row(id=3, a="x", b="y", seq=2),
+            Row(id=4, a="n", b=None, seq=1),
+        ]
+        assert (result.num_superseded_rows, result.num_unresolved_rows) == (2, 0)
+
+    def test_a_value_that_nobody_has_is_counted(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        changes = [(1, "A", None, 2, "u", ["b"]), (2, "A", None, 2, "u", ["b"]), (3, None, "x", 2, "u", None)]
+        result = unsent(path).merge(create_source(SCHEMA, changes))
+        assert read_rows(path, "id", "a", "b") == [
+            Row(id=1, a="A", b="b1"),
+            Row(id=2, a="A", b=None),
+            Row(id=3, a=None, b="x"),
+        ]
+        assert result.num_unresolved_rows == 1
+
+    def test_a_row_that_came_back_does_not_get_its_old_values(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1), (2, "a2", "b2", 1)], deletion_vectors=deletion_vectors)
+        sink = unsent(path)
+        sink.merge(create_source(SCHEMA, [(1, None, None, 2, "d", None), (1, "A", None, 3, "u", ["b"])]))
+        sink.merge(create_source(SCHEMA, [(2, None, None, 2, "d", None)]))
+        result = sink.merge(create_source(SCHEMA, [(2, "A", None, 3, "u", ["b"])]))
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a="A", b=None), Row(id=2, a="A", b=None)]
+        assert result.num_unresolved_rows == 1
+
+    def test_a_late_change_sets_what_no_newer_one_has_set(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        sink = unsent(path)
+        sink.merge(create_source(SCHEMA, [(1, "a9", None, 9, "u", ["b"])]))
+        sink.merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None)]))
+        assert read_rows(path, "a", "b", "seq") == [Row(a="a9", b="b5", seq=9)]
+        sink.merge(create_source(SCHEMA, [(1, "a4", "b4", 4, "u", None)]))
+        assert read_rows(path, "a", "b", "seq") == [Row(a="a9", b="b5", seq=9)]
+        # A delete between both: what is older than it is gone.
+        sink.merge(create_source(SCHEMA, [(1, None, None, 6, "d", None)]))
+        sink.merge(create_source(SCHEMA, [(1, None, "b3", 3, "u", ["a"])]))
+        assert read_rows(path, "a", "b", "seq") == [Row(a="a9", b=None, seq=9)]
+        sink.merge(create_source(SCHEMA, [(1, None, "b7", 7, "u", ["a"])]))
+        assert read_rows(path, "a", "b", "seq") == [Row(a="a9", b="b7", seq=9)]
+
+    def test_without_a_sequence(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table("id INT, a STRING, b STRING", [(1, "a1", "b1")], deletion_vectors=deletion_vectors)
+        sink = merge_sink(path, keys="id", unchanged_columns="source.unset")
+        schema = "id INT, a STRING, b STRING, unset ARRAY<STRING>"
+        sink.merge(create_source(schema, [(1, "A", None, ["b"]), (2, "x", None, ["b"])]))
+        assert read_rows(path) == [Row(id=1, a="A", b="b1"), Row(id=2, a="x", b=None)]
+
+
+class TestWhereTheSequencesAreKept:
+    def test_columns_that_say_what_a_change_is_may_be_merged_too(self, create_table, create_source, read_rows):
+        path = create_table(TARGET, [(1, "a1", "b1", 1), (2, "a2", "b2", 1)])
+        sink = unsent(path, merge_schema=True)
+        changes = [(1, "A", None, 2, "u", ["b"]), (1, None, None, 3, "d", None), (2, "A", None, 2, "u", ["b"])]
+        sink.merge(create_source(SCHEMA, changes))
+        assert read_rows(path, "id", "a", "b", "op") == [Row(id=2, a="A", b="b2", op="u")]
+
+    def test_in_a_column_that_is_null_where_all_columns_are_as_new_as_the_row(
+        self, create_table, create_source, read_rows
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1), (2, "a2", "b2", 1)])
+        sink = unsent(path)
+        sink.merge(create_source(SCHEMA, [(1, "A", None, 2, "u", ["b"]), (3, "x", None, 2, "u", ["b"])]))
+        sink.merge(create_source(SCHEMA, [(2, "A", "B", 2, "u", None)]))
+        assert read_rows(path, "id", COLUMN_SEQUENCES) == [
+            Row(id=1, _stream_merge_column_sequences={"b": Row(s0=1)}),
+            Row(id=2, _stream_merge_column_sequences=None),
+            Row(id=3, _stream_merge_column_sequences={"b": None}),
+        ]
+        sink.merge(create_source(SCHEMA, [(1, None, None, 3, "u", None), (3, "x", "y", 3, "u", None)]))
+        assert {row[0] for row in read_rows(path, COLUMN_SEQUENCES)} == {None}
+
+    def test_a_sink_without_the_option_keeps_them_up(self, create_table, create_source, read_rows):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)])
+        unsent(path).merge(create_source(SCHEMA, [(1, "a9", None, 9, "u", ["b"])]))
+        unsent(path, unchanged_columns=None).merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None)]))
+        assert read_rows(path, "a", "b") == [Row(a="a9", b="b5")]
+
+    def test_explain_says_so_before_and_after(self, create_table, create_source):
+        path = create_table("id INT, a STRING, b STRING")
+        batch = create_source(SCHEMA, [(1, "a", None, 1, "u", ["b"])])
+        sink = unsent(path)
+        assert f"the sink will add {COLUMN_SEQUENCES}" in sink.explain(batch)
+        sink.merge(batch)
+        assert "columns   one by one" in sink.explain(batch)
+
+
+class TestNullThatMeansUnknown:
+    """P16: NULL in a change is no value, for all columns or some."""
+
+    @pytest.mark.parametrize("sequence_by", ["seq", None])
+    def test_all_columns(self, create_table, create_source, read_rows, sequence_by):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)])
+        sink = merge_sink(path, keys="id", sequence_by=sequence_by, ignore_null_updates=True)
+        sink.merge(create_source(TARGET, [(1, None, "B", 2), (2, None, "x", 2)]))
+        assert read_rows(path, "id", "a", "b", "seq") == [
+            Row(id=1, a="a1", b="B", seq=2),
+            Row(id=2, a=None, b="x", seq=2),
+        ]
+
+    def test_some_columns(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        sink = merge_sink(path, keys="id", sequence_by="seq", ignore_null_updates=["A"])
+        result = sink.merge(create_source(TARGET, [(1, None, None, 2), (2, None, None, 2)]))
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a1", b=None), Row(id=2, a=None, b=None)]
+        # A NULL that is no value is none that was not sent.
+        assert result.num_unresolved_rows == 0
+
+
+class TestSomeColumns:
+    def test_two_writers_of_one_table_each_in_its_own_order(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table("id INT, a STRING, b STRING, n INT", deletion_vectors=deletion_vectors)
+        of_a = merge_sink(path, keys="id", sequence_by="at * 1", columns=["a"])
+        of_b = merge_sink(path, keys="id", sequence_by="at * 1", columns="b")
+        schema = "id INT, a STRING, b STRING, at INT"
+        of_a.merge(create_source(schema, [(1, "a100", "no", 100), (2, "a1", "no", 1)]))
+        of_b.merge(create_source(schema, [(1, "no", "b5", 5), (3, "no", "b7", 7)]))
+        of_b.merge(create_source(schema, [(1, "no", "b4", 4), (3, "no", "b8", 8)]))
+        of_a.merge(create_source(schema, [(1, "a99", "no", 99), (2, "a2", "no", 2)]))
+        assert read_rows(path, "id", "a", "b", "n") == [
+            Row(id=1, a="a100", b="b5", n=None),
+            Row(id=2, a="a2", b=None, n=None),
+            Row(id=3, a=None, b="b8", n=None),
+        ]
+
+    def test_all_but_some(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(
+            "id INT, a STRING",
+            [(1, "a1")],
+            deletion_vectors=deletion_vectors,
+            properties={"delta.columnMapping.mode": "name"},
+        )
+        sink = merge_sink(path, keys="ID", except_columns=["OP", "at"], merge_schema=True, delete_when="op = 'd'")
+        schema = "id INT, a STRING, `new c.` STRING, op STRING, at INT"
+        sink.merge(create_source(schema, [(1, "A", "n", "u", 1), (2, "x", "m", "u", 1), (3, "x", "m", "d", 1)]))
+        assert read_rows(path) == [Row(id=1, a="A", **{"new c.": "n"}), Row(id=2, a="x", **{"new c.": "m"})]
+
+    def test_a_new_table_gets_them(self, create_source, read_rows, table_path):
+        sink = merge_sink(table_path, keys="id", create_if_missing=True, except_columns="op")
+        sink.merge(create_source("id INT, a STRING, op STRING", [(1, "a", "u")]))
+        assert read_rows(table_path) == [Row(id=1, a="a")]
+
+    def test_faults(self, create_table, create_source):
+        for options, fault in [
+            ({"columns": ["a"], "except_columns": ["b"]}, "exclude each other"),
+            ({"except_columns": ["ID"]}, "except_columns names the key ID"),
+            ({"ignore_null_updates": ["id"]}, "ignore_null_updates names the key id"),
+            ({"truncate_when": "op = 't'"}, "truncate_when needs sequence_by"),
+        ]:
+            with pytest.raises(ConfigError, match=fault):
+                merge_sink("x", keys="id", **options)
+        with pytest.raises(ConfigError, match="unchanged_columns belongs to the default clauses"):
+            merge_sink("x", keys="id", unchanged_columns="m").when_matched_delete()
+        path = create_table(TARGET)
+        with pytest.raises(UnresolvedColumnError, match="no column nope"):
+            merge_sink(path, keys="id", columns=["nope"]).merge(create_source(TARGET, []))
+
+
+class TestFeatures:
+    def test_change_feed_and_types(self, spark, create_table, create_source, deletion_vectors, read_rows):
+        schema = "id INT, m MAP<STRING, INT>, s STRUCT<x: INT>, l ARRAY<INT>, `o d` BINARY, at TIMESTAMP"
+        path = create_table(
+            schema,
+            [(1, {"a": 1}, (1,), [1], b"x", dt.datetime.fromisoformat("2026-01-01"))],
+            deletion_vectors=deletion_vectors,
+            properties={"delta.enableChangeDataFeed": "true", "delta.columnMapping.mode": "name"},
+        )
+        sink = merge_sink(path, keys="id", sequence_by="at", unchanged_columns="u")
+        later = dt.datetime.fromisoformat("2026-01-02")
+        sink.merge(create_source(f"{schema}, u ARRAY<STRING>", [(1, None, None, [2], None, later, ["m", "s", "o d"])]))
+        row = read_rows(path, "m", "s", "l", "`o d`", "at")[0]
+        assert (row.m, row.s, row.l, bytes(row["o d"]), row.at) == ({"a": 1}, Row(x=1), [2], b"x", later)
+        kinds = [change[0] for change in change_rows(spark, path, latest_version(path))]
+        assert kinds == ["update_postimage", "update_preimage"]
+
+    def test_a_generated_column_of_a_value_that_may_be_missing_is_refused(self, spark, create_source, table_path):
+        from tests.spark.tables import create_computed
+
+        create_computed(
+            spark, table_path, {"id": "INT", "a": "INT", "seq": "INT", "g": ("INT", "a + 1")}, deletion_vectors=True
+        )
+        batch = create_source("id INT, a INT, seq INT, u ARRAY<STRING>", [(1, 1, 1, ["a"])])
+        with pytest.raises(UnsupportedTableError, match=r"generated column g"):
+            merge_sink(table_path, keys="id", sequence_by="seq", unchanged_columns="u").merge(batch)
+
+
+@pytest.mark.core
+class TestTruncate:
+    def test_what_is_older_goes_and_stays_away(self, create_table, create_source, read_rows, deletion_vectors):
+        path = create_table(
+            TARGET,
+            [(1, "a1", "b1", 1), (2, "a2", "b2", 2), (3, "a3", "b3", 9), (4, "a4", "b4", 1)],
+            deletion_vectors=deletion_vectors,
+        )
+        sink = unsent(path, truncate_when="op = 't'")
+        changes = [
+            (None, None, None, 5, "t", None),
+            (None, None, None, 4, "t", None),
+            (2, "A2", None, 6, "u", ["b"]),
+            (4, "old", "old", 3, "u", None),
+            (5, "x", "y", 6, "u", None),
+        ]
+        result = sink.merge(create_source(SCHEMA, changes))
+        expected = [
+            Row(id=2, a="A2", b=None, seq=6),
+            Row(id=3, a="a3", b="b3", seq=9),
+            Row(id=5, a="x", b="y", seq=6),
+        ]
+        assert read_rows(path, "id", "a", "b", "seq") == expected
+        assert (result.num_target_rows_deleted, result.num_outdated_rows, result.num_superseded_rows) == (2, 1, 0)
+        late = sink.merge(create_source(SCHEMA, [(1, "old", "old", 4, "u", None), (None, None, None, 5, "t", None)]))
+        assert read_rows(path, "id", "a", "b", "seq") == expected
+        assert late.num_outdated_rows == 1
+        sink.merge(create_source(SCHEMA, [(7, "n", "n", 5, "u", None)]))
+        assert read_rows(path, "id") == [Row(id=2), Row(id=3), Row(id=5), Row(id=7)]
+
+    def test_in_a_sink_of_whole_rows_between_other_writers(
+        self, create_table, create_source, read_rows, append_rows, at_step, deletion_vectors
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        sink = unsent(path, truncate_when="op = 't'", unchanged_columns=None)
+        sink.merge(create_source(SCHEMA, [(9, "z", "z", 9, "u", None)]))
+        at_step("before_commit", lambda: append_rows(path, TARGET, [(2, "a2", "b2", 2)]))
+        result = sink.merge(create_source(SCHEMA, [(None, None, None, 5, "t", None)]))
+        assert (result.num_commit_attempts, read_rows(path, "id")) == (2, [Row(id=9)])
