@@ -15,7 +15,8 @@ from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.sessions import classic_session
 from stream_merge.bridge.statement import manual_operation
-from stream_merge.bridge.table import CommitActions, Table, Transaction, open_table
+from stream_merge.bridge.table import Table, open_table
+from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.config import SinkConfig
 from stream_merge.engines.job import now_ms
 from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pyspark.sql import DataFrame
 
 from stream_merge.bridge import sessions
-from stream_merge.bridge.table import Transaction, open_table
+from stream_merge.bridge.table import open_table
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.change_memory import ordered_batch
 from stream_merge.config import SinkConfig
 from stream_merge.engines.merge_on_read import independent_rows

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -17,7 +16,8 @@ from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.self_read import SelfRead, find_self_read
 from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
-from stream_merge.bridge.table import Table, Transaction, create_table, open_table, table_exists
+from stream_merge.bridge.table import Table, create_table, open_table, table_exists
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.change_memory import ChangeMemory, ordered_batch, prepare_target, recall
 from stream_merge.clauses import Action, Clause, When, find_clause_faults
 from stream_merge.config import SinkConfig
@@ -244,8 +244,7 @@ class MicroBatch:
         with ExitStack() as stack:
             batch = self.frame
             if config.quarantine is not None or config.truncate_when is not None or config.old_key is not None:
-                batch = batch.persist(StorageLevel.MEMORY_AND_DISK)
-                stack.callback(batch.unpersist, blocking=True)
+                batch = stack.enter_context(sessions.persisted(batch))
             if config.truncate_when is not None:
                 self.truncates, batch = without_truncates(batch, config)
             if config.quarantine is not None:
@@ -371,11 +370,10 @@ class MicroBatch:
         return self.state.files.may_match(source.key_ranges(transaction.schema), paths)
 
     def _overwrite(self, plan: MergePlan, table: Table, transaction: Transaction, self_read: SelfRead) -> MergeResult:
-        batch = self._written().persist(StorageLevel.MEMORY_AND_DISK)
         query_id = self.query.query_id if self.query else ""
         batch_id = self.identity.batch_id if self.identity else 0
         names = [delta_name(name) for name in COUNTERS]
-        try:
+        with sessions.persisted(self._written()) as batch:
             while True:
                 with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: overwrite"):
                     if self_read.is_read:
@@ -387,8 +385,6 @@ class MicroBatch:
                 if is_settled:
                     break
                 transaction = table.begin()
-        finally:
-            batch.unpersist(blocking=True)
         return self._committed(plan, version, counts, None, None)
 
     def _counts(self, staged: Staged, num_source_rows: int) -> dict[str, int]:

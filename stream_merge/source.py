@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from stream_merge.bridge.sessions import persisted
 from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, ResolvedMerge
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
@@ -158,11 +158,8 @@ def evaluated(batch: DataFrame, config: SinkConfig, partial: PartialUpdates | No
         changes = folded_changes(batch, config.keys, config.sequence_columns, partial)
     elif config.sequence_by:
         changes = newest_changes(batch, config.keys, config.sequence_columns)
-    rows = changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID)).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with persisted(changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))) as rows:
         yield rows
-    finally:
-        rows.unpersist(blocking=True)
 
 
 @contextmanager
@@ -215,8 +212,7 @@ def _undeleted(
     if deleted is None:
         yield rows, num_truncated
         return
-    deleted.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with persisted(deleted) as deleted:
         num_deleted = deleted.count()
         if not num_deleted:
             yield rows, num_truncated
@@ -229,8 +225,6 @@ def _undeleted(
             num_outdated = joined.where(is_older).count()
             newer = since_deletes(joined.where(~is_older), partial).select(*columns)
             yield newer, num_truncated + num_outdated
-    finally:
-        deleted.unpersist(blocking=True)
 
 
 def _measured(

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.bridge import sessions
 from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_time_dependent, qualified_sql
 from stream_merge.bridge.statement import ResolvedMerge, analyse, settings_fingerprint
-from stream_merge.bridge.table import Transaction, sql_name
+from stream_merge.bridge.table import sql_name
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.bridge.ui import OperationMetrics
 from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
+from stream_merge.bridge.sessions import persisted
 from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
@@ -271,13 +271,10 @@ class Tombstones:
         files = kept[len(merged) :]
         forgotten: list[DataFrame] = [self.read(expired)] if expired else []
         if merged:
-            rows = self._with_moved(merged).persist(StorageLevel.MEMORY_AND_DISK)
-            try:
+            with persisted(self._with_moved(merged)) as rows:
                 forgotten.append(rows.where(F.col("deleted_ms") < cutoff_ms))
                 horizon = self.highest(state.horizon, forgotten)
                 new = self._merge(rows.where(F.col("deleted_ms") >= cutoff_ms))
-            finally:
-                rows.unpersist(blocking=True)
             files += [new] if new else []
         else:
             horizon = self.highest(state.horizon, forgotten)
@@ -303,15 +300,12 @@ class Tombstones:
         )
         if has_moved:
             newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
-        newest = newest.persist(StorageLevel.MEMORY_AND_DISK)
         num_moved = F.count("moved") if has_moved else F.lit(0)
-        try:
+        with persisted(newest) as newest:
             facts = newest.agg(F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), num_moved).collect()[0]
             if not facts[0]:
                 return None
             return self._write(newest, num_rows=facts[0], oldest_ms=facts[1], newest_ms=facts[2], num_moved=facts[3])
-        finally:
-            newest.unpersist(blocking=True)
 
     def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
         """Return the highest of a sequence as JSON and of those in the column `sequence` of some frames."""

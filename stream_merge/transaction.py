@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 
 from stream_merge.bridge.jvm import conflict_name
-from stream_merge.bridge.table import Table, Transaction
+from stream_merge.bridge.table import Table
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.errors import BatchIdRegressionError, CommitStateUnknownError
 
 MAX_BACKOFF_SECONDS = 5.0

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge.jvm import java_class, optional
@@ -137,3 +138,19 @@ def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:
         return frame
     dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
     return DataFrame(dataset.ofRows(spark._jsparkSession, frame._jdf.queryExecution().analyzed()), spark)
+
+
+@contextmanager
+def persisted(frame: DataFrame) -> Iterator[DataFrame]:
+    """Keep a frame's rows for the block, and give a frame of them whose plan ends there.
+
+    With the frame itself, Spark would analyse all that led to it anew for every job, only to find it in its cache.
+    """
+    frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        spark = frame.sparkSession
+        plan = frame._jdf.queryExecution().withCachedData()
+        dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
+        yield DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
+    finally:
+        frame.unpersist(blocking=True)

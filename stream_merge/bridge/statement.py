@@ -24,7 +24,7 @@ from stream_merge.bridge.jvm import (
     to_python,
     translate,
 )
-from stream_merge.bridge.table import Transaction, without_stats
+from stream_merge.bridge.transaction import Transaction, without_stats
 from stream_merge.clauses import Clause, When
 
 T = TypeVar("T")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import job_description
+from stream_merge.bridge.sessions import job_description, persisted
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import remove_file
@@ -47,14 +46,11 @@ from stream_merge.steps import reached
 def stage(job: MergeJob) -> Staged:
     """Stage a merge on a table without deletion vectors."""
     spark = job.source.rows.sparkSession
-    matches = _matches(job).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with persisted(_matches(job)) as matches:
         with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
             found = find_matches(job, matches, with_positions=False) if job.candidates else []
         with job.timer.phase("stage"), job_description(spark, f"{job.batch}: rewrite"):
             return _rewrite(job, matches, found)
-    finally:
-        matches.unpersist(blocking=True)
 
 
 def _matches(job: MergeJob) -> DataFrame:

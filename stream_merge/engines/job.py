@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, ResolvedClause, ResolvedMerge
-from stream_merge.bridge.table import CommitActions, Transaction, file_actions
+from stream_merge.bridge.transaction import CommitActions, Transaction, file_actions
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import StoredVector, VectorCache
 from stream_merge.files import DataFile, TableFiles

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark import InheritableThread, StorageLevel
+from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import active, job_description
+from stream_merge.bridge.sessions import active, job_description, persisted
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import VectorWriter, delete_rows, remove_file
@@ -144,8 +144,7 @@ class _Writing:
 def _stage_dependent(job: MergeJob) -> Staged:
     """Compute the new rows from the join's result, which is kept until they are written."""
     spark = job.source.rows.sparkSession
-    touched = _touched_rows(job).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with persisted(_touched_rows(job)) as touched:
         with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
             found = find_matches(job, touched, with_positions=True) if job.candidates else []
         with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):
@@ -167,8 +166,6 @@ def _stage_dependent(job: MergeJob) -> Staged:
                 staged.counts["num_target_rows_inserted"] = total - num_updated
             else:
                 reached("writing")
-    finally:
-        touched.unpersist(blocking=True)
     return staged
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from stream_merge.bridge.table import Transaction, file_actions
+from stream_merge.bridge.transaction import Transaction, file_actions
 from stream_merge.engines.job import Staged, count_partitions, count_removed
 from stream_merge.files import DataFile
 from stream_merge.steps import reached

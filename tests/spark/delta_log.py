@@ -28,7 +28,7 @@ def latest_version(path: str) -> int:
 def read_actions(path: str, version: int) -> list[dict[str, Any]]:
     """Return the actions of a commit, each as `{kind: fields}`."""
     commit = Path(path, "_delta_log", f"{version:020d}.json")
-    return [json.loads(line) for line in commit.read_text().splitlines() if line]
+    return [json.loads(line) for line in commit.read_text().split("\n") if line]
 
 
 def actions_of(path: str, version: int, kind: str) -> list[dict[str, Any]]:

@@ -226,6 +226,16 @@ class TestTypes:
         assert latest_version(path) == version
         assert read_rows(path) == [Row(id=1, v=None)]
 
+    @pytest.mark.core
+    def test_text_with_every_kind_of_line_end(self, create_table, create_source, read_rows, deletion_vectors):
+        # The log's statistics hold such text, and only a line feed ends a line of the log.
+        texts = ["a\u2028b", "a\x85b", "a\x0bb\x1cc", "a\r\nb"]
+        path = create_table("id INT, v STRING", [(0, texts[0])], deletion_vectors=deletion_vectors)
+        sink = merge_sink(path, keys="id", sequence_by="id", delete_when="v = 'gone'")
+        for number, text in enumerate(texts):
+            sink.merge(create_source("id INT, v STRING", [(number, text), (100 + number, "gone")]))
+        assert read_rows(path, "v") == sorted((Row(v=text) for text in texts), key=repr)
+
     def test_files_have_the_types_of_the_table(self, create_table, create_source, read_rows, deletion_vectors):
         path = create_table(
             "id BIGINT, price DECIMAL(23, 1), qty SMALLINT, at TIMESTAMP, day DATE, ok BOOLEAN, tags ARRAY<BIGINT>",

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.tombstones import MAX_FILES
 from tests.conftest import CreateTable
+from tests.spark.tables import recorded_state
 
 SCHEMA = (
     "id INT, `Part 2` STRING, a STRING, b STRING, seq BIGINT, op STRING, unset ARRAY<STRING>, "
@@ -101,6 +103,26 @@ class TestOneMove:
         result = sink.merge(create_source(SCHEMA, [delete(1, 10, new=2), upsert(2, "A", None, 11, "b", old=1)]))
         assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b=None)]
         assert result.num_unresolved_rows == 1
+
+    def test_another_writer_changes_the_row_between_open_and_commit(self, create_source, read_rows, table, at_step):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(9, "z", "z", 9)]))
+        at_step("before_commit", lambda: moving(table).merge(create_source(SCHEMA, [upsert(1, None, "b2", 2, "a")])))
+        result = sink.merge(create_source(SCHEMA, [delete(1, 10, new=2), upsert(2, "A", None, 11, "b", old=1)]))
+        assert result.num_commit_attempts == 2
+        assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b2"), Row(id=9, a="z", b="z")]
+
+    def test_what_is_left_for_later_is_counted_with_the_tombstones_and_survives_their_merging(
+        self, create_source, read_rows, table
+    ):
+        sink = moving(table)
+        first = sink.merge(create_source(SCHEMA, [delete(1, 10, new=2)]))
+        assert first.num_tombstones == 2
+        for number in range(MAX_FILES + 1):
+            sink.merge(create_source(SCHEMA, [delete(100 + number, 1)]))
+        assert len(recorded_state(table).files) <= MAX_FILES
+        sink.merge(create_source(SCHEMA, [upsert(2, "A", None, 11, "b", old=1)]))
+        assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b1")]
 
 
 def history(seed: int) -> tuple[list[tuple[Any, ...]], list[tuple[int, str | None, str | None]]]:
