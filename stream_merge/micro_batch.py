@@ -254,6 +254,7 @@ class MicroBatch:
                     index=self.state.index,
                     locator=self.config.locator,
                     check_cardinality=self.config.check_cardinality,
+                    skip_unchanged=self.config.skip_unchanged,
                     keeps_order=self.config.keeps_order,
                     has_change_feed=has_change_feed(transaction.properties),
                     batch=self.name,

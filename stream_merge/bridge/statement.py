@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
@@ -139,6 +141,17 @@ class ResolvedMerge:
     def old_values(self) -> tuple[Column, ...]:
         """The unchanged value of each column of the final schema, for rows that are copied and for preimages."""
         return tuple(self._column(e) for e in items(self._command.postEvolutionTargetExpressions(True)))
+
+    @cached_property
+    def types(self) -> tuple[StructField, ...]:
+        """The final schema's columns, with their types."""
+        return tuple(StructType.fromJson(json.loads(self.final_schema.json())).fields)
+
+    def assigned(self, clause: ResolvedClause) -> list[int]:
+        """Return the positions of the columns that a clause may give another value than the row has."""
+        old = items(self._command.postEvolutionTargetExpressions(True))
+        pairs = zip(clause.value_expressions, old, strict=True)
+        return [position for position, (new, unchanged) in enumerate(pairs) if not new.semanticEquals(unchanged)]
 
     @cached_property
     def target_predicates(self) -> Any:

@@ -51,7 +51,7 @@ OLD = "_stream_merge_old_{}"
 
 def stage(job: MergeJob) -> Staged:
     """Stage a merge on a table with deletion vectors."""
-    needs_old_rows = job.has_change_feed or job.transaction.row_tracking_columns is not None
+    needs_old_rows = job.has_change_feed or job.transaction.row_tracking_columns is not None or job.skip_unchanged
     if job.written is not None or (job.source.is_independent and not needs_old_rows):
         return _stage_independent(job)
     return _stage_dependent(job)
