@@ -277,7 +277,8 @@ class MicroBatch:
             self.remembered, counts = memory.next_state(deleted, source.num_deletes, transaction.version)
         staged.counts |= counts
         changes = staged.changes
-        if self.identity or changes.new_files or changes.removes or self.remembered.files != memory.state.files:
+        has_files = bool(staged.counts.get("num_target_files_added") or changes.removes)
+        if self.identity or has_files or self.remembered.files != memory.state.files:
             changes.domain_metadata[DOMAIN] = self.remembered.to_json()
 
     def _active_files(self, transaction: Transaction) -> Any:

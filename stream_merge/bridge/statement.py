@@ -149,7 +149,8 @@ class ResolvedMerge:
 
     def assigned(self, clause: ResolvedClause) -> list[int]:
         """Return the positions of the columns that a clause may give another value than the row has."""
-        old = items(self._command.postEvolutionTargetExpressions(True))
+        named = items(self._command.postEvolutionTargetExpressions(True))
+        old = [e.child() if str(e.getClass().getSimpleName()) == "Alias" else e for e in named]
         pairs = zip(clause.value_expressions, old, strict=True)
         return [position for position, (new, unchanged) in enumerate(pairs) if not new.semanticEquals(unchanged)]
 

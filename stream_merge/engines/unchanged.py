@@ -31,7 +31,6 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    VariantType,
     YearMonthIntervalType,
 )
 
@@ -67,28 +66,32 @@ def _unchanged_rows(job: MergeJob) -> dict[int, Column]:
     unchanged = {}
     for number, clause in enumerate(resolved.clauses):
         if clause.clause.is_update:
-            is_same = F.lit(True)
+            all_same = F.lit(True)
             for i in resolved.assigned(clause):
-                is_same = is_same & _is_same(clause.values[i], resolved.old_values[i], resolved.types[i])
-            unchanged[number] = is_same
+                all_same = all_same & is_same(clause.values[i], resolved.old_values[i], resolved.types[i])
+            unchanged[number] = all_same
     return unchanged
 
 
-def _is_same(new: Column, old: Column, column: StructField) -> Column:
+def is_same(new: Column, old: Column, column: StructField) -> Column:
+    """Return whether two values of a column are the same."""
     # Without the casts NULL, the old value of a column that the merge adds, has no type.
     new, old = new.cast(column.dataType), old.cast(column.dataType)
     declared = str((column.metadata or {}).get(_CHAR, ""))
     if declared.startswith("char("):
-        # The table has it padded; what is too long is left for the write to refuse.
-        length = int(declared[5:-1])
-        new = F.when(F.length(new) < length, F.rpad(new, length, " ")).otherwise(new)
+        new, old = (_padded(value, int(declared[5:-1])) for value in (new, old))
     if not _is_comparable(column.dataType):
         return F.lit(False)
-    return _comparable(new, column.dataType, side=1).eqNullSafe(_comparable(old, column.dataType, side=0))
+    return _comparable(new, column.dataType).eqNullSafe(_comparable(old, column.dataType))
+
+
+def _padded(value: Column, length: int) -> Column:
+    """Return a CHAR as readers see it, however it is stored. What is too long is left for the write to refuse."""
+    return F.when(F.length(value) < length, F.rpad(value, length, " ")).otherwise(value)
 
 
 def _is_comparable(kind: DataType) -> bool:
-    return all(isinstance(leaf, (*_EXACT, StringType, DoubleType, FloatType, VariantType)) for leaf in _leaves(kind))
+    return all(isinstance(leaf, (*_EXACT, StringType, DoubleType, FloatType)) for leaf in _leaves(kind))
 
 
 def _is_exact(kind: DataType) -> bool:
@@ -113,29 +116,19 @@ def _leaves(kind: DataType) -> Iterator[DataType]:
         yield kind
 
 
-def _comparable(value: Column, kind: DataType, *, side: int) -> Column:
-    """Return an expression that is equal where values are the same.
-
-    Args:
-        value: The value.
-        kind: Its type; it is comparable.
-        side: A number that differs between the two that are compared: put in, it makes them differ.
-    """
+def _comparable(value: Column, kind: DataType) -> Column:
+    """Return an expression that is equal where values of a comparable type are the same."""
     if _is_exact(kind):
         return value
     if isinstance(kind, StructType):
-        fields = [_comparable(value.getField(f.name), f.dataType, side=side) for f in kind.fields]
+        fields = [_comparable(value.getField(f.name), f.dataType) for f in kind.fields]
         return F.when(value.isNotNull(), F.struct(*[field.alias(f"f{number}") for number, field in enumerate(fields)]))
     if isinstance(kind, ArrayType):
-        return F.transform(value, lambda element: _comparable(element, kind.elementType, side=side))
+        return F.transform(value, lambda element: _comparable(element, kind.elementType))
     if isinstance(kind, MapType):
         # A map is its entries in any order.
         entry = StructType([StructField("key", kind.keyType), StructField("value", kind.valueType)])
-        return F.array_sort(F.transform(F.map_entries(value), lambda each: _comparable(each, entry, side=side)))
-    if isinstance(kind, VariantType):
-        # The JSON alone would take a date for its text. A mixed array has no schema but VARIANT: it is never the same.
-        schema = F.schema_of_variant(value)
-        return F.struct(F.to_json(value), schema, F.when(schema.contains("VARIANT"), F.lit(side)))
+        return F.array_sort(F.transform(F.map_entries(value), lambda each: _comparable(each, entry)))
     if isinstance(kind, StringType):
         return value.cast("binary")
     # Equality takes -0.0 for 0.0. The text, which is made of zeros alone, tells them apart.
