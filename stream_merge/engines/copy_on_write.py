@@ -35,6 +35,7 @@ from stream_merge.engines.locate import (
     FileMatches,
     count_source_rows,
     find_matches,
+    has_unmatched_rows,
     joined_rows,
     key_columns,
     sum_by_clause,
@@ -90,7 +91,7 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
     parts = []
     if touched:
         parts.append(_rewritten_rows(job, touched, found))
-    if job.clauses(When.NOT_MATCHED):
+    if job.clauses(When.NOT_MATCHED) and (touched or has_unmatched_rows(job, matches, found)):
         matched = matches.where(F.col(SOURCE_ID).isNotNull())
         inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)
         inserted = with_tracking(job, compact(job, inserted, job.source.num_rows))

@@ -19,7 +19,7 @@ from stream_merge.bridge.expressions import bitmap
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import deserialize
-from stream_merge.engines.job import ACTION, UNCHANGED, MergeJob, first_applying
+from stream_merge.engines.job import ACTION, UNCHANGED, MergeJob, first_applying, without_matches
 from stream_merge.engines.unchanged import unchanged_rows
 from stream_merge.errors import AmbiguousMatchError
 from stream_merge.files import DataFile
@@ -254,6 +254,19 @@ def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]
     num_matches = sum(matches.num_matches for matches in found)
     counts["num_stale_rows"] = num_matches - applied - unchanged if job.keeps_order else 0
     return counts
+
+
+def has_unmatched_rows(job: MergeJob, rows: DataFrame, found: Sequence[FileMatches]) -> bool:
+    """Whether a source row matches nothing. To write the rows of such in vain would leave an empty file behind.
+
+    Args:
+        job: The merge.
+        rows: The kept rows that `find_matches` read.
+        found: What it found. Only if there is a match for each source row is it in doubt whether they are of them all.
+    """
+    if sum(matches.num_matches for matches in found) < job.source.num_rows:
+        return True
+    return not without_matches(job, rows.where(F.col(SOURCE_ID).isNotNull())).isEmpty()
 
 
 def count_source_rows(job: MergeJob, *, has_touched_files: bool, is_rewrite: bool) -> int:

@@ -12,7 +12,7 @@ from stream_merge import AmbiguousMatchError, merge_sink
 from stream_merge.engines.unchanged import is_same
 from stream_merge.errors import ConstraintViolationError
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
-from tests.spark.tables import change_rows, create_computed, upsert
+from tests.spark.tables import change_rows, create_computed, files_below, upsert
 from tests.streaming.streams import ChangeFiles, recorded_ids, run
 
 SCHEMA = "id INT, v STRING"
@@ -35,8 +35,9 @@ class TestWhatIsWritten:
         self, create_table, create_source, read_rows, deletion_vectors
     ):
         path = create_table(SCHEMA, [(1, "a"), (2, None), (3, "c")], deletion_vectors=deletion_vectors)
-        version = latest_version(path)
+        version, files = latest_version(path), files_below(path)
         result = skipping(path).merge(create_source(SCHEMA, [(1, "a"), (2, None)]))
+        assert files_below(path) == files
         assert (result.version, latest_version(path)) == (None, version)
         assert (result.num_unchanged_rows, result.num_target_rows_updated, result.num_output_rows) == (2, 0, 0)
         assert read_rows(path) == [Row(id=1, v="a"), Row(id=2, v=None), Row(id=3, v="c")]
