@@ -202,7 +202,7 @@ def _check_cardinality(job: MergeJob, rows: DataFrame, found: Sequence[FileMatch
     ambiguous = (
         rows.where(F.col(SOURCE_ID).isNotNull())
         .groupBy(FILE, ROW)
-        .agg(F.count(F.lit(1)).alias("matches"), *[F.first(name).alias(name) for name in _example_columns(rows)])
+        .agg(F.count(F.lit(1)).alias("matches"), *[F.first(quote(name)).alias(name) for name in _example_columns(rows)])
         .where(F.col("matches") > 1)
     )
     count, example = ambiguous.count(), ambiguous.first()
