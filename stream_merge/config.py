@@ -55,6 +55,7 @@ class SinkConfig:
     locator: str | None = None
     null_keys: str = "error"
     check_cardinality: bool = True
+    skip_unchanged: bool = False
     quarantine: str | None = None
     max_commit_retries: int = 10
     user_metadata: str | None = None
@@ -216,6 +217,8 @@ class SinkConfig:
             faults.append('null_keys="quarantine" and quarantine (a table) go together')
         if self.overwrite_schema and self.merge_schema:
             faults.append("overwrite_schema and merge_schema exclude each other")
+        if self.skip_unchanged and not self.check_cardinality:
+            faults.append("skip_unchanged needs check_cardinality: of a row with several matches some may change it")
         return faults
 
     def _creation_faults(self) -> list[str]:

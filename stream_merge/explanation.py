@@ -63,7 +63,10 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
             plan.strategy is Strategy.MERGE_ON_READ
             and independent_rows(resolved.clauses) is not None
             and not has_change_feed(transaction.properties)
+            and not config.skip_unchanged
         )
+        if config.skip_unchanged:
+            lines.append("  writing   no row that an update leaves as it is: its old values are read")
         if is_early:
             lines.append("  writing   new rows while the matches are looked up")
         return "\n".join(lines)

@@ -34,6 +34,8 @@ class MergeResult:
         num_superseded_rows: Changes that a newer one of the same key in the batch made superfluous.
         num_tied_keys: Keys whose newest changes in the batch have one sequence and different contents.
         num_stale_rows: Changes that are older than the row they match, and were left out for that.
+        num_unchanged_rows: Rows that an update would have left as they are, and that were not written for that; 0 unless the sink
+            has `skip_unchanged`.
         num_outdated_rows: Changes that are older than a remembered delete of their key, and were left out for that.
         num_unresolved_rows: Rows written without a value that their change did not send, and that no other change gave.
         num_undecidable_rows: Changes that are older than a delete which was forgotten, maybe one of their key.
@@ -85,6 +87,7 @@ class MergeResult:
     num_superseded_rows: int = 0
     num_tied_keys: int = 0
     num_stale_rows: int = 0
+    num_unchanged_rows: int = 0
     num_outdated_rows: int = 0
     num_undecidable_rows: int = 0
     num_unresolved_rows: int = 0

@@ -328,6 +328,7 @@ class MicroBatch:
                     index=self.state.index,
                     locator=self.config.locator,
                     check_cardinality=self.config.check_cardinality,
+                    skip_unchanged=self.config.skip_unchanged,
                     keeps_order=self.config.keeps_order,
                     has_change_feed=has_change_feed(transaction.properties),
                     batch=self.name,
@@ -350,7 +351,8 @@ class MicroBatch:
             self.remembered, counts = memory.next_state(deleted, source.num_deletes, transaction.version)
         staged.counts |= counts
         changes = staged.changes
-        if self.identity or changes.new_files or changes.removes or self.remembered.files != memory.state.files:
+        has_files = bool(staged.counts.get("num_target_files_added") or changes.removes)
+        if self.identity or has_files or self.remembered.files != memory.state.files:
             changes.domain_metadata[DOMAIN] = self.remembered.to_json()
 
     def _active_files(self, transaction: Transaction) -> Any:

@@ -47,6 +47,7 @@ def merge_sink(
     null_keys: str = "error",
     tombstone_retention: timedelta = DEFAULT_TOMBSTONE_RETENTION,
     check_cardinality: bool = True,
+    skip_unchanged: bool = False,
     quarantine: str | None = None,
     max_commit_retries: int = 10,
     user_metadata: str | None = None,
@@ -102,6 +103,10 @@ def merge_sink(
             after its key's delete, in a later batch, then brings the row back.
         check_cardinality: Whether it is an error that several source rows match one target row. Without the check the
             result has a row for each match.
+        skip_unchanged: Whether an update that would leave every column of its row as it is is not carried out: the row is not
+            written again, its file is not touched for it, and the change feed does not show it. Counted in
+            `num_unchanged_rows`. Every column that an update assigns is read from the files that can hold a match, and the
+            index of keys is not used. Needs `check_cardinality`; nothing to do in output mode Complete.
         quarantine: Path or name of a Delta table that takes the rows that cannot be merged; created when missing.
         max_commit_retries: How often a commit is tried again after a conflict with another writer.
         user_metadata: Text for the commit's `userMetadata` in DESCRIBE HISTORY.
@@ -146,6 +151,7 @@ def merge_sink(
             null_keys=null_keys,
             tombstone_retention=tombstone_retention,
             check_cardinality=check_cardinality,
+            skip_unchanged=skip_unchanged,
             quarantine=quarantine,
             max_commit_retries=max_commit_retries,
             user_metadata=user_metadata,

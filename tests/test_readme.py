@@ -13,9 +13,9 @@ pytestmark = pytest.mark.core
 ROOT = Path(__file__).parents[1]
 
 
-def python_blocks():
-    """Return the Python code of the README, block by block."""
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+def python_blocks(document="README.md"):
+    """Return the Python code of a document, block by block."""
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def in_folder(code, folder):
@@ -90,6 +90,17 @@ def test_the_clauses_of_the_readme(create_table, create_source, tmp_path, rows_o
         1,
     )
     assert result.strategy in capsys.readouterr().out
+
+
+def test_the_guides_sink_that_skips_what_would_not_change(create_table, create_source, tmp_path, rows_of, capsys):
+    create_table("sku STRING, price INT", [("a", 1), ("b", 2)], path=str(tmp_path / "prices"))
+    variables = {"batch_df": create_source("sku STRING, price INT", [("a", 1), ("b", 3), ("c", 4)])}
+    [code] = [block for block in python_blocks("docs/guide.md") if "skip_unchanged" in block]
+    exec(compile("from stream_merge import merge_sink\n" + in_folder(code, tmp_path), "guide.md", "exec"), variables)
+
+    assert rows_of(tmp_path / "prices", "sku", "price") == [("a", 1), ("b", 3), ("c", 4)]
+    assert variables["result"].num_target_rows_updated == 1
+    assert "1 of 3 rows were there already" in capsys.readouterr().out
 
 
 def test_the_upsert_example(spark, tmp_path, rows_of):

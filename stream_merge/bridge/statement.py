@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
@@ -146,6 +148,18 @@ class ResolvedMerge:
     def old_values(self) -> tuple[Column, ...]:
         """The unchanged value of each column of the final schema, for rows that are copied and for preimages."""
         return tuple(self._column(e) for e in items(self._command.postEvolutionTargetExpressions(True)))
+
+    @cached_property
+    def types(self) -> tuple[StructField, ...]:
+        """The final schema's columns, with their types."""
+        return tuple(StructType.fromJson(json.loads(self.final_schema.json())).fields)
+
+    def assigned(self, clause: ResolvedClause) -> list[int]:
+        """Return the positions of the columns that a clause may give another value than the row has."""
+        named = items(self._command.postEvolutionTargetExpressions(True))
+        old = [e.child() if str(e.getClass().getSimpleName()) == "Alias" else e for e in named]
+        pairs = zip(clause.value_expressions, old, strict=True)
+        return [position for position, (new, unchanged) in enumerate(pairs) if not new.semanticEquals(unchanged)]
 
     @cached_property
     def target_predicates(self) -> Any:

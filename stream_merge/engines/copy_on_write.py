@@ -35,6 +35,7 @@ from stream_merge.engines.locate import (
     FileMatches,
     count_source_rows,
     find_matches,
+    has_unmatched_rows,
     joined_rows,
     key_columns,
     sum_by_clause,
@@ -69,8 +70,11 @@ def touched_files(job: MergeJob, found: Sequence[FileMatches]) -> list[DataFile]
     """Return the files to rewrite: the ones that Delta's MERGE rewrites, so that its metrics mean the same.
 
     Any match touches a file, whether or not a clause applies to it; only where all clauses are MATCHED ones does it take a
-    clause that applies. A NOT MATCHED BY SOURCE clause touches every file with a row.
+    clause that applies. A NOT MATCHED BY SOURCE clause touches every file with a row. A sink that skips what would not change
+    touches the files in which a row changes.
     """
+    if job.skip_unchanged:
+        return [m.file for m in found if m.num_changed_rows]
     if job.clauses(When.NOT_MATCHED_BY_SOURCE):
         return [file for file in job.candidates if file.num_rows != 0]
     is_matched_only = not job.clauses(When.NOT_MATCHED)
@@ -84,7 +88,7 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
     parts = []
     if touched:
         parts.append(_rewritten_rows(job, touched, found))
-    if job.clauses(When.NOT_MATCHED):
+    if job.clauses(When.NOT_MATCHED) and (touched or has_unmatched_rows(job, matches, found)):
         matched = matches.where(F.col(SOURCE_ID).isNotNull())
         staged.counts |= count_unresolved(job, matched)
         inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)

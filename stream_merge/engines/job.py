@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,11 @@ from stream_merge.partial_updates import IS_UNRESOLVED, NEWEST_DELETE
 from stream_merge.source import Source
 
 ACTION = RESERVED_PREFIX + "action"
+"""The number of the clause that applies, null where none does."""
+
+UNCHANGED = -1
+"""What `ACTION` is where an update applies that would leave the row as it is."""
+
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 ROWS_PER_TASK = 100_000
 MAX_BROADCAST_ROWS = 1_000_000
@@ -41,6 +46,7 @@ class MergeJob:
         index: Keys known from earlier batches.
         locator: How matches are found, if the user chose.
         check_cardinality: Whether several matches of one target row are an error.
+        skip_unchanged: Whether an update that changes nothing is left out.
         keeps_order: Whether the clauses are the default ones of a sink with a sequence.
         has_change_feed: Whether the table records its change data feed.
         batch: How messages name the batch.
@@ -57,6 +63,7 @@ class MergeJob:
     index: KeyIndex
     locator: str | None
     check_cardinality: bool
+    skip_unchanged: bool
     keeps_order: bool
     has_change_feed: bool
     batch: str
@@ -101,12 +108,22 @@ class Staged:
     locator: str = "scan"
 
 
-def first_applying(clauses: Sequence[tuple[int, ResolvedClause]]) -> Column:
-    """Return the number of the first clause whose condition holds, or null when none does."""
+def first_applying(
+    clauses: Sequence[tuple[int, ResolvedClause]], unchanged: Mapping[int, Column] | None = None
+) -> Column:
+    """Return the number of the first clause whose condition holds, or null when none does.
+
+    Args:
+        clauses: The clauses, with their numbers.
+        unchanged: For each clause whose updates may be left out, whether one changes nothing: the number is `UNCHANGED` then.
+    """
     number: Column | None = None
     for index, clause in clauses:
         holds = F.lit(True) if clause.condition is None else clause.condition
-        number = F.when(holds, F.lit(index)) if number is None else number.when(holds, F.lit(index))
+        taken = F.lit(index)
+        if unchanged is not None and index in unchanged:
+            taken = F.when(unchanged[index], F.lit(UNCHANGED)).otherwise(taken)
+        number = F.when(holds, taken) if number is None else number.when(holds, taken)
     return F.lit(None).cast("int") if number is None else number
 
 

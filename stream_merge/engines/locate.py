@@ -19,7 +19,8 @@ from stream_merge.bridge.expressions import bitmap
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import deserialize
-from stream_merge.engines.job import ACTION, MergeJob, first_applying
+from stream_merge.engines.job import ACTION, UNCHANGED, MergeJob, first_applying, without_matches
+from stream_merge.engines.unchanged import unchanged_rows
 from stream_merge.errors import AmbiguousMatchError
 from stream_merge.files import DataFile
 from stream_merge.statement import quote
@@ -40,6 +41,7 @@ class FileMatches:
         num_changed_rows: Distinct target rows that a clause applies to.
         changed_rows: Their positions; None where positions are not known.
         num_by_clause: Rows (pairs, where a row matches several times) by number of the clause.
+        num_unchanged_rows: Rows that an update applies to and would not change; they are in none of the numbers of changed rows.
     """
 
     file: DataFile
@@ -48,6 +50,7 @@ class FileMatches:
     num_changed_rows: int
     changed_rows: BitMap64 | None
     num_by_clause: Mapping[int, int]
+    num_unchanged_rows: int = 0
 
 
 def joined_rows(job: MergeJob, target: DataFrame, *, keep_unmatched: bool = False) -> DataFrame:
@@ -61,9 +64,10 @@ def joined_rows(job: MergeJob, target: DataFrame, *, keep_unmatched: bool = Fals
     joined = target.join(
         job.broadcast(source), join_condition(job, target, source), "left_outer" if is_outer else "inner"
     )
-    action = first_applying(job.clauses(When.MATCHED))
+    unchanged = unchanged_rows(job)
+    action = first_applying(job.clauses(When.MATCHED), unchanged)
     if is_outer:
-        action = F.when(F.col(SOURCE_ID).isNotNull(), action).otherwise(first_applying(by_source))
+        action = F.when(F.col(SOURCE_ID).isNotNull(), action).otherwise(first_applying(by_source, unchanged))
     return joined.select("*", action.alias(ACTION))
 
 
@@ -101,12 +105,13 @@ def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> lis
     existing = [n for n, clause in enumerate(job.resolved.clauses) if not clause.clause.is_insert]
     all_change = _every_match_changes(job)
     is_match = F.col(SOURCE_ID).isNotNull()
-    changed = _collected(bitmap(spark, F.when(F.col(ACTION).isNotNull(), F.col(ROW))), with_positions=with_positions)
+    changed = _collected(bitmap(spark, F.when(F.col(ACTION) != UNCHANGED, F.col(ROW))), with_positions=with_positions)
     aggregates: list[Column] = [F.count(SOURCE_ID).alias("matches"), changed.alias("changed")]
     if not all_change:
         matched = F.when(is_match, F.col(ROW))
         aggregates.append(_collected(bitmap(spark, matched), with_positions=False).alias("matched"))
     aggregates += [F.count(F.when(F.col(ACTION) == n, 1)).alias(f"clause_{n}") for n in existing]
+    aggregates.append(F.count(F.when(F.col(ACTION) == UNCHANGED, 1)).alias("unchanged"))
     reached("locating")
     collected = rows.groupBy(FILE).agg(*aggregates).collect()
     root = job.transaction.table.root
@@ -118,6 +123,7 @@ def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> lis
             num_changed_rows=row["changed"]["cardinality"],
             changed_rows=deserialize(bytes(row["changed"]["bitmap"])) if with_positions else None,
             num_by_clause={n: row[f"clause_{n}"] for n in existing},
+            num_unchanged_rows=row["unchanged"],
         )
         for row in collected
     ]
@@ -181,7 +187,7 @@ def _every_match_changes(job: MergeJob) -> bool:
     """Whether the changed rows are the matched ones, so that one bitmap tells both."""
     matched = job.clauses(When.MATCHED)
     ends_unconditional = bool(matched) and matched[-1][1].condition is None
-    return ends_unconditional and not job.clauses(When.NOT_MATCHED_BY_SOURCE)
+    return ends_unconditional and not job.clauses(When.NOT_MATCHED_BY_SOURCE) and not job.skip_unchanged
 
 
 def _is_single_unconditional_delete(job: MergeJob) -> bool:
@@ -196,7 +202,7 @@ def _check_cardinality(job: MergeJob, rows: DataFrame, found: Sequence[FileMatch
     ambiguous = (
         rows.where(F.col(SOURCE_ID).isNotNull())
         .groupBy(FILE, ROW)
-        .agg(F.count(F.lit(1)).alias("matches"), *[F.first(name).alias(name) for name in _example_columns(rows)])
+        .agg(F.count(F.lit(1)).alias("matches"), *[F.first(quote(name)).alias(name) for name in _example_columns(rows)])
         .where(F.col("matches") > 1)
     )
     count, example = ambiguous.count(), ambiguous.first()
@@ -242,10 +248,25 @@ def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]
         counts[f"num_target_rows_{verb}"] = (
             counts[f"num_target_rows_matched_{verb}"] + counts[f"num_target_rows_not_matched_by_source_{verb}"]
         )
+    counts["num_unchanged_rows"] = unchanged = sum(matches.num_unchanged_rows for matches in found)
     # With default clauses and a sequence, a match that no clause takes is a change that is older than its row.
     applied = sum(matches.num_by_clause[number] for matches in found for number, _ in job.clauses(When.MATCHED))
-    counts["num_stale_rows"] = sum(matches.num_matches for matches in found) - applied if job.keeps_order else 0
+    num_matches = sum(matches.num_matches for matches in found)
+    counts["num_stale_rows"] = num_matches - applied - unchanged if job.keeps_order else 0
     return counts
+
+
+def has_unmatched_rows(job: MergeJob, rows: DataFrame, found: Sequence[FileMatches]) -> bool:
+    """Whether a source row matches nothing. To write the rows of such in vain would leave an empty file behind.
+
+    Args:
+        job: The merge.
+        rows: The kept rows that `find_matches` read.
+        found: What it found. Only if there is a match for each source row is it in doubt whether they are of them all.
+    """
+    if sum(matches.num_matches for matches in found) < job.source.num_rows:
+        return True
+    return not without_matches(job, rows.where(F.col(SOURCE_ID).isNotNull())).isEmpty()
 
 
 def count_source_rows(job: MergeJob, *, has_touched_files: bool, is_rewrite: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark import InheritableThread
@@ -39,6 +39,7 @@ from stream_merge.engines.locate import (
     count_source_rows,
     find_matches,
     find_matches_among_all,
+    has_unmatched_rows,
     joined_rows,
     key_columns,
     sum_by_clause,
@@ -52,7 +53,7 @@ OLD = "_stream_merge_old_{}"
 
 def stage(job: MergeJob) -> Staged:
     """Stage a merge on a table with deletion vectors."""
-    needs_old_rows = job.has_change_feed or job.transaction.row_tracking_columns is not None
+    needs_old_rows = job.has_change_feed or job.transaction.row_tracking_columns is not None or job.skip_unchanged
     if job.written is not None or (job.source.is_independent and not needs_old_rows):
         return _stage_independent(job)
     return _stage_dependent(job)
@@ -154,7 +155,7 @@ def _stage_dependent(job: MergeJob) -> Staged:
             is_touched = bool(found) or any(file.num_rows != 0 for file in job.candidates)
             staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=is_touched, is_rewrite=False)
             num_updated = staged.counts["num_target_rows_updated"]
-            if _has_new_rows(job, num_updated):
+            if _has_new_rows(job, touched, found, staged.counts):
                 reached("writing")
                 num_rows = num_updated + job.source.num_rows
                 new_files = write(job, compact(job, _new_rows(job, touched, found), num_rows), _target(job, []))
@@ -169,8 +170,10 @@ def _stage_dependent(job: MergeJob) -> Staged:
     return staged
 
 
-def _has_new_rows(job: MergeJob, num_updated: int) -> bool:
-    return bool(num_updated or job.clauses(When.NOT_MATCHED)) or job.has_change_feed
+def _has_new_rows(job: MergeJob, touched: DataFrame, found: Sequence[FileMatches], counts: Mapping[str, int]) -> bool:
+    if counts["num_target_rows_updated"] or (job.has_change_feed and counts["num_target_rows_deleted"]):
+        return True
+    return bool(job.clauses(When.NOT_MATCHED)) and has_unmatched_rows(job, touched, found)
 
 
 def _target(job: MergeJob, files: Sequence[DataFile]) -> DataFrame:

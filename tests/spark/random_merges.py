@@ -105,9 +105,10 @@ class RandomMerge:
     merge_schema: bool
     goes_on_with_copy: bool
 
-    def sink(self, path: str) -> MergeSink:
+    def sink(self, path: str, **options: Any) -> MergeSink:
         """Return the merge as a sink on the table at `path`."""
-        sink = merge_sink(path, on=self.condition, target_alias="t", source_alias="s", merge_schema=self.merge_schema)
+        options = {"target_alias": "t", "source_alias": "s", "merge_schema": self.merge_schema, **options}
+        sink = merge_sink(path, on=self.condition, **options)
         for clause in self.clauses:
             sink = clause.add_to(sink)
         return sink

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row
 
-from stream_merge import merge_sink
+from stream_merge import AmbiguousMatchError, merge_sink
 from stream_merge.errors import ConstraintViolationError, MergeExecutionError, SchemaMismatchError
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import create_computed, files_below, upsert
@@ -177,6 +177,12 @@ class TestColumnMapping:
         sink.merge(create_source(schema, [(1, 1, 9, 9, 9, 9), (2, 2, 2, 2, 2, 2)]))
         assert [tuple(row) for row in read_rows(path)] == [(1, 1, 1, 1, 10, 9), (2, 2, 2, 2, 2, 2)]
         assert spark.read.format("delta").load(path).columns == names
+
+    def test_several_matches_of_a_row_under_a_name_with_a_dot(self, create_table, create_source, deletion_vectors):
+        path = create_table("`x.y` INT, v INT", [(1, 1), (2, 2)], deletion_vectors=deletion_vectors)
+        sink = merge_sink(path, on="target.`x.y` <=> source.`x.y`").when_matched_update_all()
+        with pytest.raises(AmbiguousMatchError, match=r"1 target row.*x\.y=2"):
+            sink.merge(create_source("`x.y` INT, v INT", [(2, 3), (2, 4)]))
 
 
 class TestSchemaEvolution:

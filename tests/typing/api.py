@@ -55,6 +55,7 @@ def every_option(report: Callable[[MergeResult], None]) -> MergeSink:
         locator="scan",
         null_keys="quarantine",
         check_cardinality=True,
+        skip_unchanged=True,
         quarantine="/data/customers_rejected",
         max_commit_retries=3,
         user_metadata="from the shop",
@@ -86,7 +87,7 @@ def once(batch_df: DataFrame) -> tuple[int | None, str, int, dict[str, object]]:
     sink = keyed()
     result = sink.merge(batch_df)
     explained: str = sink.explain(batch_df)
-    return result.version, explained, result.num_target_rows_inserted, result.to_dict()
+    return result.version, explained, result.num_target_rows_inserted + result.num_unchanged_rows, result.to_dict()
 
 
 def errors(batch_df: DataFrame) -> str:

@@ -29,6 +29,7 @@ def faults_of(target="lake.customers", **options):
         {"keys": "id", "output_mode": "update", "merge_schema": True},
         {"keys": "id", "output_mode": "append", "strategy": "copy_on_write", "locator": "scan"},
         {"keys": "id", "max_commit_retries": 0},
+        {"keys": "id", "skip_unchanged": True, "merge_schema": True},
         {"keys": "id", "max_commit_retries": 1000},
         {"keys": "id", "source_alias": "s", "target_alias": "t"},
         {"keys": "id", "partition_by": "region", "table_properties": {"delta.enableChangeDataFeed": "true"}, **CREATE},
@@ -77,6 +78,10 @@ def test_good_options_have_no_fault(options):
         (
             {"keys": "id", "overwrite_schema": True, "merge_schema": True},
             "overwrite_schema and merge_schema exclude each other",
+        ),
+        (
+            {"keys": "id", "skip_unchanged": True, "check_cardinality": False},
+            "skip_unchanged needs check_cardinality: of a row with several matches some may change it",
         ),
         ({"keys": "id", "partition_by": "day"}, "partition_by describes a new table; set create_if_missing=True"),
         ({"keys": "id", "cluster_by": "day"}, "cluster_by describes a new table; set create_if_missing=True"),

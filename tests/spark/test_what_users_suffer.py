@@ -1,0 +1,242 @@
+"""What users of MERGE in `foreachBatch` report again and again: each test is named after the suffering, and shows it gone.
+
+The issues that the tests cite are public; each has more of its kind.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+
+from stream_merge import MergeSink, debezium, merge_sink
+from stream_merge.errors import NullKeyError
+from tests.debezium.records import envelope, frame_of, record
+from tests.spark.delta_log import latest_version
+from tests.streaming.streams import ChangeFiles, recorded_ids, run, run_to_failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CHANGES = "id INT, v STRING, seq BIGINT, op STRING"
+TARGET = "id INT, v STRING, seq BIGINT"
+
+
+def by_key(path: str, **options: Any) -> MergeSink:
+    """Return the sink of a change stream."""
+    return merge_sink(path, **{"keys": "id", "sequence_by": "seq", "delete_when": "op = 'd'", **options})
+
+
+def test_several_changes_of_one_key_in_a_batch_do_not_stop_the_stream(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    """delta-io/delta#131, #325: "multiple source rows matched"; one change a key succeeds, so that smoke tests pass."""
+    path = create_table(TARGET, [(1, "a", 1)], deletion_vectors=deletion_vectors)
+    changes = [
+        (1, "b", 2, "u"),
+        (1, "d", 4, "u"),
+        (1, "c", 3, "u"),
+        (2, "x", 1, "u"),
+        (2, None, 2, "d"),
+        (2, "y", 3, "u"),
+    ]
+    result = by_key(path).merge(create_source(CHANGES, changes))
+    assert read_rows(path) == [Row(id=1, v="d", seq=4), Row(id=2, v="y", seq=3)]
+    assert (result.num_superseded_rows, result.num_tied_keys) == (4, 0)
+
+
+def test_changes_of_the_same_moment_are_not_decided_by_chance(create_table, create_source, read_rows, tmp_path):
+    """delta-io/delta#131; Spark's AUTO CDC says of such ties that they are broken arbitrarily."""
+    changes = [
+        (1, "a", 5, "u", 7),
+        (1, "c", 5, "u", 9),
+        (1, "b", 5, "u", 8),
+        (2, "same", 5, "u", 1),
+        (2, "same", 5, "u", 1),
+    ]
+    contents = []
+    for number, order in enumerate([changes, changes[::-1], changes[2:] + changes[:2]]):
+        path = create_table(TARGET, path=str(tmp_path / f"by_contents_{number}"))
+        source = create_source(f"{CHANGES}, offset BIGINT", order)
+        assert by_key(path).merge(source).num_tied_keys == 1
+        contents.append(read_rows(path))
+        decided = create_table(TARGET, path=str(tmp_path / f"by_offset_{number}"))
+        assert by_key(decided, tie_break_by="offset").merge(source).num_tied_keys == 0
+        assert read_rows(decided, "id", "v") == [Row(id=1, v="c"), Row(id=2, v="same")]
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_a_late_older_event_does_not_bring_a_deleted_row_back(create_table, create_source, read_rows, deletion_vectors):
+    """apache/spark#55993, apache/hudi#4880: an upsert that is older than the delete arrives after it, in a later batch."""
+    path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)], deletion_vectors=deletion_vectors)
+    sink = by_key(path)
+    sink.merge(create_source(CHANGES, [(1, None, 9, "d")]))
+    result = sink.merge(create_source(CHANGES, [(1, "late", 8, "u"), (2, "new", 8, "u")]))
+    assert read_rows(path) == [Row(id=2, v="new", seq=8)]
+    assert result.num_outdated_rows == 1
+
+
+def test_a_late_delete_does_not_remove_a_newer_row(create_table, create_source, read_rows, deletion_vectors):
+    """apache/spark#55993: a delete without a guard on the sequence kills the row that was written after it."""
+    path = create_table(TARGET, [(1, "a", 1)], deletion_vectors=deletion_vectors)
+    sink = by_key(path)
+    sink.merge(create_source(CHANGES, [(1, "new", 9, "u")]))
+    result = sink.merge(create_source(CHANGES, [(1, None, 8, "d"), (1, "late", 7, "u")]))
+    assert read_rows(path) == [Row(id=1, v="new", seq=9)]
+    assert (result.num_stale_rows, result.num_superseded_rows, result.num_target_rows_deleted) == (1, 1, 0)
+
+
+def test_deletes_are_neither_forgotten_too_early_nor_kept_for_ever(create_table, create_source, read_rows, monkeypatch):
+    """apache/spark#56016: tombstones that never expire; elsewhere they expire, and nobody learns which event was too late."""
+    path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)])
+    sink = by_key(path, tombstone_retention=dt.timedelta(hours=2))
+    start = time.time_ns()
+    hour = 3600 * 10**9
+    sink.merge(create_source(CHANGES, [(1, None, 9, "d")]))
+
+    monkeypatch.setattr(time, "time_ns", lambda: start + hour)
+    within = sink.merge(create_source(CHANGES, [(1, "late", 8, "u")]))
+    assert (within.num_outdated_rows, within.num_tombstones, within.num_undecidable_rows) == (1, 1, 0)
+    assert within.oldest_tombstone_ms == pytest.approx(3_600_000, abs=60_000)
+    assert read_rows(path) == [Row(id=2, v="b", seq=1)]
+
+    monkeypatch.setattr(time, "time_ns", lambda: start + 3 * hour)
+    forgotten = sink.merge(create_source(CHANGES, [(2, "c", 10, "u")]))
+    assert (forgotten.num_tombstones, forgotten.num_tombstones_removed) == (0, 1)
+    too_late = sink.merge(create_source(CHANGES, [(1, "too late", 8, "u"), (3, "in time", 10, "u")]))
+    assert (too_late.num_outdated_rows, too_late.num_undecidable_rows) == (0, 1)
+    assert read_rows(path, "id", "v") == [Row(id=1, v="too late"), Row(id=2, v="c"), Row(id=3, v="in time")]
+
+
+def test_a_delete_from_kafka_deletes_its_row_and_stops_no_stream(spark, create_table, read_rows, deletion_vectors):
+    """apache/iceberg#17542, apache/hudi#8761: Debezium's delete has no new row, and a null value follows it in the topic."""
+    path = create_table("id INT, v STRING", [(9, "other")], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="id", sequence_by="_change.sequence", delete_when="_change.op = 'd'")
+
+    def at(lsn: int) -> dict[str, Any]:
+        return {"connector": "postgresql", "snapshot": "false", "lsn": lsn, "txId": lsn}
+
+    created = [record({"id": n}, envelope("c", {"id": n, "v": "a"}, **at(10 + n)), offset=n) for n in (1, 2)]
+    deleted = [
+        record({"id": 1}, envelope("d", None, {"id": 1, "v": None}, **at(20)), offset=3),
+        record({"id": 1}, None, offset=4),
+    ]
+
+    def changes(*records: tuple[Any, ...]) -> DataFrame:
+        return debezium.changes(frame_of(spark, *records), "id INT, v STRING", ["id"])
+
+    sink.merge(changes(*created))
+    sink.merge(changes(*deleted))
+    assert read_rows(path, "id", "v") == [Row(id=2, v="a"), Row(id=9, v="other")]
+    # The null value alone, in a batch of its own, is no second delete, and the key may come back.
+    sink.merge(changes(record({"id": 1}, None, offset=4)))
+    sink.merge(changes(record({"id": 1}, envelope("c", {"id": 1, "v": "back"}, **at(30)), offset=5)))
+    assert read_rows(path, "id", "v") == [Row(id=1, v="back"), Row(id=2, v="a"), Row(id=9, v="other")]
+
+
+def test_a_null_value_that_is_all_there_is_of_a_delete_deletes(spark, create_table, read_rows):
+    """apache/iceberg#17542: ExtractNewRecordState sends a delete as a record with a key and no value."""
+    path = create_table("id INT, v STRING", [(9, "other")])
+    sink = merge_sink(path, keys="id", sequence_by="_change.sequence", delete_when="_change.op = 'd'")
+    records = [record({"id": 1}, {"id": 1, "v": "a"}, offset=1), record({"id": 2}, {"id": 2, "v": "b"}, offset=2)]
+    for batch in (records, [record({"id": 1}, None, offset=3)]):
+        changes = debezium.changes(
+            frame_of(spark, *batch), "id INT, v STRING", ["id"], format="flattened", keep_tombstones=True
+        )
+        sink.merge(changes)
+    assert read_rows(path, "id", "v") == [Row(id=2, v="b"), Row(id=9, v="other")]
+
+
+def test_a_key_that_moves_to_another_partition_is_not_there_twice(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    """memiiso/debezium-server-iceberg#248, databricks/iceberg-kafka-connect#318: the row in the old partition stays."""
+    schema = "id INT, region STRING, v STRING"
+    rows = [(1, "eu", "a"), (2, "eu", "b"), (3, None, "c"), (4, "us", "d")]
+    path = create_table(schema, rows, deletion_vectors=deletion_vectors, partition_by=["region"])
+    sink = merge_sink(path, keys="id", delete_when="v = 'gone'")
+    result = sink.merge(create_source(schema, [(1, "us", "moved"), (3, "eu", "moved"), (4, "eu", "gone")]))
+    assert read_rows(path) == [
+        Row(id=1, region="us", v="moved"),
+        Row(id=2, region="eu", v="b"),
+        Row(id=3, region="eu", v="moved"),
+    ]
+    assert (result.num_target_rows_updated, result.num_target_rows_deleted, result.num_target_rows_inserted) == (
+        2,
+        1,
+        0,
+    )
+
+
+def test_a_null_in_a_key_does_not_add_the_row_again_with_every_sync(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    """delta-io/delta#780, PostHog/posthog#75601: NULL equals nothing, so that each run inserts the row anew."""
+    schema = "id INT, part STRING, v INT"
+    path = create_table(schema, [(1, None, 0), (2, "x", 0)], deletion_vectors=deletion_vectors)
+    rows = [(1, None, 1), (2, "x", 1), (None, None, 1)]
+    version = latest_version(path)
+    with pytest.raises(NullKeyError, match="2"):
+        merge_sink(path, keys=["id", "part"]).merge(create_source(schema, rows))
+    assert latest_version(path) == version
+    for v in (1, 2, 3):
+        source = create_source(schema, [(key, part, v) for key, part, _ in rows])
+        merge_sink(path, keys=["id", "part"], null_keys="match").merge(source)
+    expected = [(1, None, 3), (2, "x", 3), (None, None, 3)]
+    assert [tuple(row) for row in read_rows(path)] == expected
+
+
+def test_a_new_column_in_the_source_is_neither_lost_nor_the_end_of_the_stream(
+    spark: SparkSession, create_table, read_rows, tmp_path
+):
+    """delta-io/delta#170, #553: evolution of MERGE by a session's setting; in a sink it is an option, and one commit."""
+    path = create_table("id INT, v STRING", [(1, "a")])
+    changes = ChangeFiles(tmp_path / "changes", "id INT, v STRING")
+    changes.add([(1, "b"), (2, "c")])
+    sink = merge_sink(path, keys="id", merge_schema=True)
+    run(changes.stream(spark), sink, tmp_path / "checkpoint")
+    # The source gets two columns: a stream learns its schema when it starts.
+    changes.schema = "id INT, v STRING, note STRING, at STRUCT<x: INT>"
+    lines = [{"id": 2, "v": "d", "note": "n", "at": {"x": 1}}, {"id": 3, "v": "e"}]
+    (changes.folder / "0001.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(changes.stream(spark), sink, tmp_path / "checkpoint")
+    assert read_rows(path) == [
+        Row(id=1, v="b", note=None, at=None),
+        Row(id=2, v="d", note="n", at=Row(x=1)),
+        Row(id=3, v="e", note=None, at=None),
+    ]
+    assert recorded_ids(path) == [0, 1]
+    assert spark.conf.get("spark.databricks.delta.schema.autoMerge.enabled", "false") == "false"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"keys": ["id", "v"]}, {"sequence_by": "at"}, {"sequence_by": ["at", "seq"]}],
+    ids=["keys", "sequence", "more of the sequence"],
+)
+def test_a_changed_configuration_does_not_mix_up_the_table(
+    spark: SparkSession, create_table, read_rows, tmp_path: Path, changed: dict[str, Sequence[str]]
+):
+    """delta-io/delta#1346: what a restart with other keys or another order does is nobody's to say, so it is refused."""
+    schema = "id INT, v STRING, seq BIGINT, at BIGINT"
+    path = create_table(schema)
+    changes = ChangeFiles(tmp_path / "changes", f"{schema}, op STRING")
+    changes.add([(1, "a", 5, 1, "u"), (2, "b", 5, 1, "u")], [(2, None, 6, 2, "d")])
+    checkpoint = tmp_path / "checkpoint"
+    run(changes.stream(spark), by_key(path), checkpoint)
+    version = latest_version(path)
+    changes.add([(1, "c", 4, 9, "u"), (2, "late", 5, 9, "u"), (3, "d", 1, 9, "u")])
+    message = run_to_failure(changes.stream(spark), by_key(path, **changed), checkpoint)
+    assert "ConfigurationChangedError" in message
+    assert ("keys" if "keys" in changed else "sequence_by") in message
+    assert (latest_version(path), recorded_ids(path)) == (version, [0, 1])
+
+    run(changes.stream(spark), by_key(path), checkpoint)
+    assert read_rows(path, "id", "v") == [Row(id=1, v="a"), Row(id=3, v="d")]
+    assert recorded_ids(path) == [0, 1, 2]
