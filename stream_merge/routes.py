@@ -7,7 +7,7 @@ import string
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError
@@ -17,10 +17,9 @@ MAX_SOURCES = 1000
 """So many sources may have rows in one micro-batch, and so many sinks that a router made itself are kept."""
 
 SinkOf: TypeAlias = Callable[[str], "MergeSink | None"]
-Sinks: TypeAlias = (
-    Mapping[str, MergeSink] | Mapping[re.Pattern[str], MergeSink] | Mapping[str | re.Pattern[str], MergeSink] | SinkOf
-)
-"""Names or patterns of sources to sinks, or a function that does the same."""
+Sinks: TypeAlias = Mapping[Any, MergeSink] | SinkOf
+"""Names or patterns of sources to sinks, or a function that does the same. (A Mapping's keys are invariant, so that no
+narrower type takes names, patterns and both.)"""
 
 SinksByKey: TypeAlias = dict[str | re.Pattern[str], MergeSink]
 
@@ -52,7 +51,7 @@ class MadeSinks:
 
 def copied(sinks: Sinks) -> SinksByKey | SinkOf:
     """Return the sinks in a mapping that nobody else can change."""
-    return dict(cast("SinksByKey", sinks)) if isinstance(sinks, Mapping) else sinks
+    return dict(sinks) if isinstance(sinks, Mapping) else sinks
 
 
 def find_route_faults(sinks: object) -> list[str]:
