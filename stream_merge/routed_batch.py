@@ -41,13 +41,13 @@ class RouterState:
         lock: Whoever uses them holds it: a router may serve several queries.
         made: Sinks of patterns and of a function.
         sessions: The session to execute in.
-        checked_run: The run of the query whose tables without rows were looked at.
+        checked_runs: The run, by query id, in which the tables without rows were looked at.
     """
 
     lock: Any = field(default_factory=RLock)
     made: MadeSinks = field(default_factory=MadeSinks)
     sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
-    checked_run: str | None = None
+    checked_runs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +134,6 @@ class RoutedBatch:
         """How messages name the batch."""
         return "router" if self.batch_id is None else f"router: batch {self.batch_id}"
 
-    @property
-    def _run_id(self) -> str:
-        return "" if self.query is None else self.query.run_id
-
     def run(self) -> dict[str, MergeResult]:
         """Merge all tables.
 
@@ -155,7 +151,7 @@ class RoutedBatch:
         self._check_targets([*routes, *idle])
         if idle and self.batch_id is not None:
             self._check_not_behind(idle, self.batch_id)
-        self.state.checked_run = self._run_id
+        self.state.checked_runs |= self._run()
         outcomes = self._side_by_side({route: self._merging(route) for route in routes})
         self._raise_failures(routes, outcomes)
         return self._by_source(routes, outcomes.results)
@@ -175,9 +171,12 @@ class RoutedBatch:
             raise UnknownSourceError(self.name, unknown)
         logger.warning("%s: no sink for %s; left out", self.name, describe_sources(unknown))
 
+    def _run(self) -> dict[str, str]:
+        return {"": ""} if self.query is None else {self.query.query_id: self.query.run_id}
+
     def _idle_sinks(self, routes: Sequence[Route]) -> list[Route]:
         """Return the sinks without rows, in the first batch of a run of the query only."""
-        if self.state.checked_run == self._run_id:
+        if self._run().items() <= self.state.checked_runs.items():
             return []
         used = {id(route.sink) for route in routes}
         exact = {name: sink for name, sink in exact_sinks(self.config.sinks).items() if id(sink) not in used}
