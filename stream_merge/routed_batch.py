@@ -200,7 +200,7 @@ class RoutedBatch:
                         f"{owner.name} and {route.name} have sinks of their own for one table, {table}; "
                         "give sources of one table the same sink object, and each table its own quarantine"
                     )
-            if self.batch_id is None and self._reads(config.target):
+            if self.batch_id is None and route.num_rows and self._reads(config.target):
                 faults.append(f"{route.name}: the frame reads {config.target}; merge it by that table's own sink")
         if faults:
             raise ConfigError(faults)
