@@ -5,10 +5,12 @@ from stream_merge.errors import (
     BatchIdRegressionError,
     CommitConflictError,
     ConfigError,
+    RouterError,
     StreamMergeError,
     UnsupportedTableError,
 )
 from stream_merge.metrics import MergeResult
+from stream_merge.router import MergeRouter, merge_router
 from stream_merge.sink import MergeSink, merge_sink
 
 __version__ = "0.1.0"
@@ -19,8 +21,11 @@ __all__ = [
     "CommitConflictError",
     "ConfigError",
     "MergeResult",
+    "MergeRouter",
     "MergeSink",
+    "RouterError",
     "StreamMergeError",
     "UnsupportedTableError",
+    "merge_router",
     "merge_sink",
 ]

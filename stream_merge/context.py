@@ -18,23 +18,48 @@ from stream_merge.transaction import BatchIdentity
 logger = logging.getLogger("stream_merge")
 
 
-def run_micro_batch(config: SinkConfig, state: SinkState, batch: DataFrame, batch_id: int | None) -> MergeResult:
+def batch_identity(config: SinkConfig, query: sessions.RunningQuery | None, batch_id: int) -> BatchIdentity:
+    """Return under which ids a micro-batch is recorded in the sink's table.
+
+    Raises:
+        ConfigError: The sink has no `app_id`, and no query is known.
+    """
+    app_id = config.app_id or (query.query_id if query else None)
+    if app_id is None:
+        raise ConfigError(
+            ["no streaming query is known to run this batch; set app_id, or use merge() outside a stream"]
+        )
+    return BatchIdentity(app_id=app_id, batch_id=batch_id, planned_ms=query.planned_ms if query else None)
+
+
+def output_mode(config: SinkConfig, query: sessions.RunningQuery | None) -> str:
+    """Return the output mode that the sink goes by: append, update or complete."""
+    return config.output_mode or (query.output_mode if query else "update")
+
+
+def run_micro_batch(
+    config: SinkConfig,
+    state: SinkState,
+    batch: DataFrame,
+    batch_id: int | None,
+    query: sessions.RunningQuery | None = None,
+) -> MergeResult:
     """Merge a frame: a micro-batch of the running query, or outside a stream when there is no batch id.
+
+    Args:
+        config: The sink.
+        state: The sink's caches.
+        batch: The frame.
+        batch_id: The micro-batch's number.
+        query: The running query, where the caller knows it; it is looked for otherwise.
 
     Raises:
         StreamMergeError: Nothing of the batch is in the table.
     """
     session = sessions.classic_session(batch)
-    query = sessions.running_query(session) if batch_id is not None else None
-    identity = None
-    if batch_id is not None:
-        app_id = config.app_id or (query.query_id if query else None)
-        if app_id is None:
-            raise ConfigError(
-                ["no streaming query is known to run this batch; set app_id, or use merge() outside a stream"]
-            )
-        identity = BatchIdentity(app_id=app_id, batch_id=batch_id, planned_ms=query.planned_ms if query else None)
-    mode = config.output_mode or (query.output_mode if query else "update")
+    if query is None and batch_id is not None:
+        query = sessions.running_query(session)
+    identity = None if batch_id is None else batch_identity(config, query, batch_id)
     with state.lock, sessions.active(spark := state.execution_session(session)):
         micro_batch = MicroBatch(
             config=config,
@@ -42,7 +67,7 @@ def run_micro_batch(config: SinkConfig, state: SinkState, batch: DataFrame, batc
             frame=sessions.moved(batch, spark),
             query=query,
             identity=identity,
-            is_complete=mode == "complete",
+            is_complete=output_mode(config, query) == "complete",
         )
         try:
             result = micro_batch.run()

@@ -7,7 +7,11 @@ in `condition` and opens the message in square brackets, so that it can be searc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stream_merge.metrics import MergeResult
 
 __all__ = [
     "AmbiguousMatchError",
@@ -21,9 +25,11 @@ __all__ = [
     "ConstraintViolationError",
     "MergeExecutionError",
     "NullKeyError",
+    "RouterError",
     "SchemaMismatchError",
     "StreamMergeError",
     "TargetNotFoundError",
+    "UnknownSourceError",
     "UnresolvedColumnError",
     "UnsupportedTableError",
 ]
@@ -164,3 +170,55 @@ class CommitStateUnknownError(StreamMergeError):
     """
 
     retriable = True
+
+
+class UnknownSourceError(StreamMergeError):
+    """The micro-batch has rows of sources that the router has no sink for; nothing of it was merged into any table.
+
+    Attributes:
+        sources: Number of rows by name of the source; None is the name of rows without one.
+    """
+
+    def __init__(self, batch: str, sources: Mapping[str | None, int]) -> None:
+        self.sources = dict(sources)
+        super().__init__(
+            f'{batch}: no sink for {describe_sources(sources)}. Nothing was merged. Add a sink, or choose unknown="ignore".'
+        )
+
+
+class RouterError(StreamMergeError):
+    """Some tables of a routed micro-batch failed. The others have it, each exactly once, and a replay merges only the rest.
+
+    Attributes:
+        failures: What happened, by name of the source.
+        pending: Sources whose turn did not come because the query was stopped.
+        results: Those that were merged, or skipped because their tables had the micro-batch.
+    """
+
+    def __init__(
+        self,
+        batch: str,
+        failures: Mapping[str, Exception],
+        described: Sequence[str],
+        *,
+        pending: Sequence[str] = (),
+        results: Mapping[str, MergeResult] | None = None,
+    ) -> None:
+        self.failures = dict(failures)
+        self.pending = tuple(pending)
+        self.results = dict(results or {})
+        errors = self.failures.values()
+        self.retriable = all(isinstance(error, StreamMergeError) and error.retriable for error in errors)
+        num_sources = len(self.failures) + len(self.pending) + len(self.results)
+        parts = [f"{len(self.failures)} of {num_sources} source(s) failed", *described]
+        if pending:
+            parts.append(f"the query was stopped before the turn of {', '.join(pending)}")
+        if self.results:
+            parts.append(f"the tables of {', '.join(self.results)} have the batch; a replay merges only the others")
+        super().__init__(f"{batch}: {'; '.join(parts)}")
+
+
+def describe_sources(sources: Mapping[str | None, int]) -> str:
+    """Return names and numbers of rows of sources for a message; the first ten of them."""
+    shown = [f"{'NULL' if name is None else repr(name)} ({count} row(s))" for name, count in sources.items()]
+    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

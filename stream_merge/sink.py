@@ -14,6 +14,7 @@ from stream_merge.metrics import MergeResult
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from stream_merge.bridge.sessions import RunningQuery
     from stream_merge.state import SinkState
 
 
@@ -241,9 +242,17 @@ class MergeSink:
         Raises:
             StreamMergeError: Nothing of the batch is in the table. A landed commit is never reported as a failure.
         """
+        self.merge_micro_batch(batch_df, batch_id)
+
+    def merge_micro_batch(self, batch_df: DataFrame, batch_id: int, query: RunningQuery | None = None) -> MergeResult:
+        """Merge one micro-batch of a query that the caller knows; this is what a router calls in its threads.
+
+        Raises:
+            StreamMergeError: Nothing of the batch is in the table.
+        """
         from stream_merge.context import run_micro_batch
 
-        run_micro_batch(self._config, self._state(), batch_df, batch_id)
+        return run_micro_batch(self._config, self._state(), batch_df, batch_id, query)
 
     def merge(self, batch_df: DataFrame) -> MergeResult:
         """Run the same merge once, outside a stream.

@@ -43,16 +43,12 @@ class SinkState:
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)
     _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
-    _sessions: dict[str, SparkSession] = field(default_factory=dict)
+    _sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
     _metrics: tuple[str, OperationMetrics] | None = None
 
     def execution_session(self, spark: SparkSession) -> SparkSession:
         """Return the session to execute in for frames of this session."""
-        key = sessions.session_id(spark)
-        if key not in self._sessions:
-            self._sessions.clear()
-            self._sessions[key] = sessions.execution_session(spark)
-        return self._sessions[key]
+        return self._sessions.session_for(spark)
 
     def operation_metrics(self, spark: SparkSession) -> OperationMetrics:
         """Return the metrics of this sink, made once for each Spark application."""

@@ -6,16 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from examples import complete_mode, upsert
+from examples import complete_mode, many_tables, upsert
 
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parents[1]
 
 
-def python_blocks(document="README.md"):
-    """Return the Python code of a document, block by block."""
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
+def python_blocks(text=None):
+    """Return the Python code of the README, or of another text, block by block."""
+    text = (ROOT / "README.md").read_text() if text is None else text
+    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def guide_blocks(heading):
+    """Return the Python code of one section of the guide."""
+    sections = (ROOT / "docs/guide.md").read_text().split("\n## ")
+    return python_blocks(next(section for section in sections if section.startswith(f"{heading}\n")))
 
 
 def in_folder(code, folder):
@@ -95,12 +102,72 @@ def test_the_clauses_of_the_readme(create_table, create_source, tmp_path, rows_o
 def test_the_guides_sink_that_skips_what_would_not_change(create_table, create_source, tmp_path, rows_of, capsys):
     create_table("sku STRING, price INT", [("a", 1), ("b", 2)], path=str(tmp_path / "prices"))
     variables = {"batch_df": create_source("sku STRING, price INT", [("a", 1), ("b", 3), ("c", 4)])}
-    [code] = [block for block in python_blocks("docs/guide.md") if "skip_unchanged" in block]
+    [code] = guide_blocks("Updates that change nothing")
     exec(compile("from stream_merge import merge_sink\n" + in_folder(code, tmp_path), "guide.md", "exec"), variables)
 
     assert rows_of(tmp_path / "prices", "sku", "price") == [("a", 1), ("b", 3), ("c", 4)]
     assert variables["result"].num_target_rows_updated == 1
     assert "1 of 3 rows were there already" in capsys.readouterr().out
+
+
+def write_events(folder, name, *events):
+    (folder / "events").mkdir(exist_ok=True)
+    lines = [json.dumps({"topic": topic, "value": json.dumps(value)}) + "\n" for topic, value in events]
+    (folder / "events" / f"{name}.json").write_text("".join(lines))
+
+
+def test_the_many_tables_of_the_guide(spark, tmp_path, rows_of):
+    def run_router():
+        code = in_folder(guide_blocks("Many tables from one stream")[0], tmp_path)
+        variables = {"spark": spark}
+        exec(compile(code, "guide.md", "exec"), variables)
+        try:
+            variables["query"].processAllAvailable()
+        finally:
+            variables["query"].stop()
+
+    at = "2026-01-01T0{}:00:00Z".format
+    order = {"order_id": "a", "status": "new", "updated_at": at(1), "op": "c"}
+    write_events(
+        tmp_path,
+        "1",
+        ("shop.orders", order),
+        ("shop.customers", {"id": 1, "name": "Ada", "updated_at": at(1)}),
+        ("shop.products", {"id": 1, "title": "Tea", "updated_at": at(1)}),
+    )
+    run_router()
+    write_events(
+        tmp_path,
+        "2",
+        ("shop.customers", {"id": 1, "name": "Ada L.", "updated_at": at(2)}),
+        ("shop.orders", {**order, "updated_at": at(2), "op": "d"}),
+        ("shop.orders", {**order, "order_id": "b"}),
+    )
+    run_router()
+    assert rows_of(tmp_path / "lake" / "orders", "order_id", "status") == [("b", "new")]
+    assert rows_of(tmp_path / "lake" / "customers", "id", "name") == [(1, "Ada L.")]
+    assert rows_of(tmp_path / "lake" / "products", "id", "title") == [(1, "Tea")]
+
+
+def test_the_router_of_the_readme(spark, create_table, tmp_path, rows_of):
+    create_table("order_id STRING, total INT", path=str(tmp_path / "orders"))
+    create_table("order_id STRING, line_no INT, total INT", path=str(tmp_path / "items"))
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "1.json").write_text(
+        '{"topic": "orders", "order_id": "a", "total": 7}\n{"topic": "items", "order_id": "a", "line_no": 1, "total": 3}\n'
+    )
+    events = spark.readStream.schema("topic STRING, order_id STRING, line_no INT, total INT").json(
+        str(tmp_path / "events")
+    )
+    variables = {"events": events}
+    code = "from stream_merge import merge_router, merge_sink\n" + in_folder(python_blocks()[2], tmp_path)
+    exec(compile(code, "README.md", "exec"), variables)
+    try:
+        variables["query"].processAllAvailable()
+    finally:
+        variables["query"].stop()
+    assert rows_of(tmp_path / "orders", "order_id", "total") == [("a", 7)]
+    assert rows_of(tmp_path / "items", "order_id", "line_no", "total") == [("a", 1, 3)]
 
 
 def test_the_upsert_example(spark, tmp_path, rows_of):
@@ -124,3 +191,12 @@ def test_the_complete_mode_example(spark, tmp_path, rows_of):
     complete_mode.write_sales(tmp_path, [{"region": "north", "amount": 1}, {"region": "west", "amount": 2}])
     assert [result.strategy for result in complete_mode.run(spark, tmp_path)] == ["overwrite"]
     assert rows_of(target, "region", "total") == [("north", 16), ("south", 25), ("west", 2)]
+
+
+def test_the_many_tables_example(spark, tmp_path, rows_of):
+    for batch_id in (0, 1):  # the same events delivered again change nothing
+        many_tables.write_events(tmp_path, many_tables.EVENTS)
+        assert [result.batch_id for result in many_tables.run(spark, tmp_path)] == [batch_id] * 2
+        warehouse = tmp_path / "spark-warehouse"
+        assert rows_of(warehouse / "customers", "id", "name") == [(1, "Ada L.")]
+        assert rows_of(warehouse / "orders", "id", "customer_id") == [(7, 1)]

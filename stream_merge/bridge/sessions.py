@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark import StorageLevel
@@ -31,6 +31,16 @@ class RunningQuery:
     output_mode: str
     planned_ms: int
     execution: Any
+
+    @property
+    def run_id(self) -> str:
+        """The id of this run; every start of the query has another one."""
+        return str(self.execution.runId())
+
+    @property
+    def is_active(self) -> bool:
+        """Whether nobody has stopped the query."""
+        return bool(self.execution.isActive())
 
 
 def classic_session(frame: Any) -> SparkSession:
@@ -63,6 +73,21 @@ def execution_session(spark: SparkSession) -> SparkSession:
     clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     clone.conf.set(ADAPTIVE, "true")
     return clone
+
+
+@dataclass(slots=True)
+class ExecutionSessions:
+    """The session to execute in, kept from batch to batch, since a new clone would have to analyse everything anew."""
+
+    _made: dict[str, SparkSession] = field(default_factory=dict)
+
+    def session_for(self, spark: SparkSession) -> SparkSession:
+        """Return the session to execute in for frames of this session."""
+        key = session_id(spark)
+        if key not in self._made:
+            self._made.clear()
+            self._made[key] = execution_session(spark)
+        return self._made[key]
 
 
 @contextmanager

@@ -409,7 +409,8 @@ def analyse(
 
 def settings_fingerprint(spark: SparkSession) -> int:
     """Return a number that changes with the session's settings, on which analysis depends."""
-    settings = to_python(spark._jvm, spark._jsparkSession.sessionState().conf().settings())
+    # A copy: a merge in another thread of the session may commit, and Delta then changes the settings.
+    settings = to_python(spark._jvm, spark._jsparkSession.sessionState().conf().getAllConfs())
     # Delta's note of the session's own last commit, which no analysis looks at.
     settings.pop("spark.databricks.delta.lastCommitVersionInSession", None)
     return hash(frozenset(settings.items()))

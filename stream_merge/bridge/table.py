@@ -192,6 +192,25 @@ def open_table(spark: SparkSession, target: str) -> Table:
     return Table(spark=spark, log=delta_log.forTable(session, catalog_table), catalog_table=catalog_table, name=target)
 
 
+def table_root(spark: SparkSession, target: str) -> str:
+    """Return the URI of the folder where the target's table lies, or will lie once it is created.
+
+    Two spellings of one table have one root.
+    """
+    if path_of(target) is None:
+        state = spark._jsparkSession.sessionState()
+        try:
+            identifier = state.sqlParser().parseTableIdentifier(target)
+            if not state.catalog().tableExists(identifier):
+                return str(state.catalog().defaultTablePath(identifier).toString())
+        except JVM_ERRORS:
+            return target
+    try:
+        return open_table(spark, target).root
+    except TargetNotFoundError:
+        return target
+
+
 def create_table(
     spark: SparkSession,
     target: str,

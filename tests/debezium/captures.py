@@ -43,8 +43,13 @@ EVENT_SCHEMA = f"topic STRING, partition INT, offset BIGINT, timestamp BIGINT, k
 def read_records(spark: SparkSession, directory: Path, table: str) -> DataFrame:
     """Return the records of one table as Spark's Kafka source gives them."""
     events = spark.read.schema(EVENT_SCHEMA).json(str(directory / "events.jsonl.gz"))
+    return as_records(events.where(F.col("topic").endswith(f".{table}")))
+
+
+def as_records(events: DataFrame) -> DataFrame:
+    """Return captured events as Spark's Kafka source gives them."""
     headers = F.expr("transform(headers, pair -> named_struct('key', pair[0], 'value', CAST(pair[1] AS BINARY)))")
-    return events.where(F.col("topic").endswith(f".{table}")).select(
+    return events.select(
         F.col("key").cast("binary"),
         F.col("value").cast("binary"),
         "topic",

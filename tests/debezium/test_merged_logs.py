@@ -1,14 +1,27 @@
 """Real logs through a sink, in batches of any size: the table is the database's own."""
 
+import re
+import shutil
+
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge import debezium, merge_sink
+from stream_merge import debezium, merge_router, merge_sink
 from stream_merge.partial_updates import COLUMN_SEQUENCES
 from stream_merge.sequence import SEQUENCE
-from tests.debezium.captures import CAPTURES, COLUMNS, DEMO, KEYS, SHOP, canonical_rows, read_expected
-from tests.debezium.test_captured_logs import decode
+from tests.debezium.captures import (
+    CAPTURES,
+    COLUMNS,
+    DEMO,
+    EVENT_SCHEMA,
+    KEYS,
+    SHOP,
+    as_records,
+    canonical_rows,
+    read_expected,
+)
+from tests.debezium.test_captured_logs import columns_of, decode
 
 NUM_BATCHES = 4
 
@@ -88,3 +101,38 @@ def test_changes_that_come_late_and_twice_make_the_database_s_own_table(
     assert sum(result.num_stale_rows for result in results) > 0
     assert sum(result.num_outdated_rows for result in results) > 0
     assert sum(result.num_superseded_rows for result in results) > 0
+
+
+def test_the_topics_of_a_stream_make_the_database_s_own_tables(spark, create_table, tmp_path):
+    """The records of all tables in one stream, decoded by the router table by table."""
+    small = CAPTURES / "small-schema"
+    sources = {"customers": small, "orders": small, "order_items": small, "t": CAPTURES / "edge"}
+    (tmp_path / "events").mkdir()
+    for table, directory in sources.items():
+        create_table(COLUMNS[table], deletion_vectors=True, path=str(tmp_path / "lake" / table))
+        shutil.copy(directory / "events.jsonl.gz", tmp_path / "events" / f"{directory.name}.jsonl.gz")
+
+    def sink_of(topic):
+        table = re.fullmatch(r"\w+\.public\.(customers|orders|order_items|t)", topic)
+        return table and merge_sink(
+            str(tmp_path / "lake" / table[1]),
+            keys=KEYS[table[1]],
+            **debezium.MERGE_OPTIONS,
+        )
+
+    def decode_topic(topic, records):
+        table = topic.rpartition(".")[2]
+        return debezium.changes(records, columns_of(table), KEYS[table])
+
+    events = spark.readStream.schema(EVENT_SCHEMA).json(str(tmp_path / "events"))
+    router = merge_router(sink_of, prepare=decode_topic, unknown="ignore")  # the capture has other tables, too
+    query = (
+        as_records(events)
+        .writeStream.foreachBatch(router)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    for table, directory in sources.items():
+        assert rows_of(spark, str(tmp_path / "lake" / table)) == read_expected(directory, table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from stream_merge import StreamMergeError, merge_sink
+from stream_merge import StreamMergeError, merge_router, merge_sink
 
 
 def main() -> None:
@@ -17,12 +17,15 @@ def main() -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     sink = merge_sink("/nowhere", keys="id")
+    router = merge_router({"0": sink}, by="id")
     frame = spark.range(1)
     errors = {}
     for name, call in {
         "merge": lambda: sink.merge(frame),
         "explain": lambda: sink.explain(frame),
         "foreachBatch": lambda: sink(frame, 0),
+        "router": lambda: router.merge(frame),
+        "router in foreachBatch": lambda: router(frame, 0),
     }.items():
         try:
             call()

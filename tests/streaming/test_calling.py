@@ -135,7 +135,7 @@ def test_spark_connect_is_refused(spark: SparkSession, tmp_path: Path):
     assert run_child("tests.streaming.connect_session", json.dumps({"conf": conf}), output) == 0, last_lines(output)
     errors = json.loads(next(line for line in output.read_text().splitlines() if line.startswith("{")))
     assert {name: error for name, (error, _) in errors.items()} == dict.fromkeys(
-        ("merge", "explain", "foreachBatch"), "ConnectNotSupportedError"
+        ("merge", "explain", "foreachBatch", "router", "router in foreachBatch"), "ConnectNotSupportedError"
     )
     assert "without .remote(" in errors["merge"][1]
 

@@ -1,5 +1,6 @@
 """Public calls as users write them. mypy checks this file; nothing runs it."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -13,10 +14,13 @@ from stream_merge import (
     CommitConflictError,
     ConfigError,
     MergeResult,
+    MergeRouter,
     MergeSink,
+    RouterError,
     StreamMergeError,
     UnsupportedTableError,
     debezium,
+    merge_router,
     merge_sink,
 )
 from stream_merge.java import find_java_fault
@@ -88,6 +92,33 @@ def once(batch_df: DataFrame) -> tuple[int | None, str, int, dict[str, object]]:
     result = sink.merge(batch_df)
     explained: str = sink.explain(batch_df)
     return result.version, explained, result.num_target_rows_inserted + result.num_unchanged_rows, result.to_dict()
+
+
+def drop_topic(name: str, rows: DataFrame) -> DataFrame:
+    return rows.drop("topic").filter(F.lit(name) != "")
+
+
+def routers(sink_of: Callable[[str], MergeSink | None]) -> list[MergeRouter]:
+    by_name = {"orders": keyed(), "items": keyed()}
+    by_pattern = {re.compile("(?P<table>.*)"): keyed()}
+    return [
+        merge_router(by_name),
+        merge_router(by_pattern, by=F.col("table"), prepare=drop_topic),
+        merge_router({"orders": keyed(), re.compile("i.*"): keyed()}, max_parallel=8, unknown="ignore"),
+        merge_router(sink_of, by="coalesce(topic, 'none')"),
+    ]
+
+
+def many_tables(changes: DataFrame, router: MergeRouter) -> StreamingQuery:
+    return changes.writeStream.foreachBatch(router).option("checkpointLocation", "checkpoints/shop").start()
+
+
+def many_tables_once(batch_df: DataFrame, router: MergeRouter) -> tuple[dict[str, MergeResult], list[str]]:
+    try:
+        return router.merge(batch_df), []
+    except RouterError as error:
+        done: dict[str, MergeResult] = error.results
+        return done, [f"{name}: {cause}" for name, cause in error.failures.items()] + list(error.pending)
 
 
 def errors(batch_df: DataFrame) -> str:

@@ -1,0 +1,174 @@
+"""From the name of a source to the sink that takes its rows: by the name, by a pattern, or by a function."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from stream_merge.config import SinkConfig
+from stream_merge.errors import ConfigError
+from stream_merge.sink import MergeSink
+
+MAX_SOURCES = 1000
+"""So many sources may have rows in one micro-batch, and so many sinks that a router made itself are kept."""
+
+SinkOf: TypeAlias = Callable[[str], "MergeSink | None"]
+Sinks: TypeAlias = Mapping[Any, MergeSink] | SinkOf
+"""Names or patterns of sources to sinks, or a function that does the same. (A Mapping's keys are invariant, so that no
+narrower type takes names, patterns and both.)"""
+
+SinksByKey: TypeAlias = dict[str | re.Pattern[str], MergeSink]
+
+_FILLED = ("target", "quarantine")
+_PART_OF_A_NAME = re.compile(r"[\w-]+")
+
+
+@dataclass(slots=True)
+class MadeSinks:
+    """The sinks that a router made itself, kept for their caches; the ones that were used last."""
+
+    _sinks: OrderedDict[tuple[Any, ...], MergeSink] = field(default_factory=OrderedDict)
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], MergeSink | None]) -> MergeSink | None:
+        """Return the sink of this key, made when it is not there."""
+        if key not in self._sinks:
+            sink = make()
+            if sink is None:
+                return None
+            self._sinks[key] = sink
+        self._sinks.move_to_end(key)
+        return self._sinks[key]
+
+    def forget_oldest(self) -> None:
+        """Keep a bounded number."""
+        while len(self._sinks) > MAX_SOURCES:
+            self._sinks.popitem(last=False)
+
+
+def copied(sinks: Sinks) -> SinksByKey | SinkOf:
+    """Return the sinks in a mapping that nobody else can change."""
+    return dict(sinks) if isinstance(sinks, Mapping) else sinks
+
+
+def find_route_faults(sinks: object) -> list[str]:
+    """Return what is wrong with the sinks of a router, as far as it shows without a source's name."""
+    if not isinstance(sinks, Mapping):
+        is_function = callable(sinks) and not isinstance(sinks, MergeSink)
+        return [] if is_function else [f"sinks is a {type(sinks).__name__}, not a mapping or a function"]
+    faults = [] if sinks else ["sinks is empty"]
+    targets: dict[str, MergeSink] = {}
+    for key, sink in sinks.items():
+        if not isinstance(key, (str, re.Pattern)):
+            faults.append(f"a name in sinks is a {type(key).__name__}, not a string or a compiled pattern")
+            continue
+        shown = _shown(key)
+        if not isinstance(sink, MergeSink):
+            faults.append(f"the sink of {shown} is a {type(sink).__name__}; merge_sink makes them")
+            continue
+        if isinstance(key, re.Pattern) and key.groupindex:
+            faults += [f"the sink of {shown}: {fault}" for fault in _placeholder_faults(key, sink.config)]
+        if targets.setdefault(sink.config.target.strip(), sink) is not sink:
+            faults.append(
+                f"{sink.config.target} is the target of two sinks; give sources of one table the same sink object"
+            )
+    return faults
+
+
+def find_sinks(sinks: SinksByKey | SinkOf, names: Sequence[str], made: MadeSinks) -> dict[str, MergeSink | None]:
+    """Return the sink of each source, None for those that have none.
+
+    Raises:
+        ConfigError: Patterns are ambiguous or cannot be filled, or the function failed; all faults are in one error.
+    """
+    faults: list[str] = []
+    if isinstance(sinks, Mapping):
+        found = {name: _by_key(sinks, name, made, faults) for name in names}
+    else:
+        found = {name: _by_function(sinks, name, made, faults) for name in names}
+    made.forget_oldest()
+    if faults:
+        raise ConfigError(faults)
+    return found
+
+
+def exact_sinks(sinks: SinksByKey | SinkOf) -> dict[str, MergeSink]:
+    """Return the sinks that are known without looking at a batch, by source name."""
+    if not isinstance(sinks, Mapping):
+        return {}
+    return {key: sink for key, sink in sinks.items() if isinstance(key, str)}
+
+
+def _by_function(function: SinkOf, name: str, made: MadeSinks, faults: list[str]) -> MergeSink | None:
+    def make() -> MergeSink | None:
+        try:
+            sink: object = function(name)
+        except Exception as error:  # noqa: BLE001 - the user's code; told with the faults of the other names
+            faults.append(f"the function of sinks raised {type(error).__name__} for {name!r}: {error}")
+            return None
+        if sink is None or isinstance(sink, MergeSink):
+            return sink
+        faults.append(f"the function of sinks returned a {type(sink).__name__} for {name!r}")
+        return None
+
+    return made.get((name,), make)
+
+
+def _by_key(sinks: SinksByKey, name: str, made: MadeSinks, faults: list[str]) -> MergeSink | None:
+    if name in sinks:
+        return sinks[name]
+    patterns = [key for key in sinks if isinstance(key, re.Pattern)]
+    matches = [(pattern, match) for pattern in patterns if (match := pattern.fullmatch(name))]
+    if len(matches) > 1:
+        faults.append(f"{name!r} matches {' and '.join(_shown(pattern) for pattern, _ in matches)}")
+    if len(matches) != 1:
+        return None
+    pattern, match = matches[0]
+    template = sinks[pattern]
+    values: dict[str, str] = {}
+    for group in sorted(_placeholders(template.config)) if pattern.groupindex else ():
+        value = match[group]
+        if value is None or not _PART_OF_A_NAME.fullmatch(value):
+            faults.append(
+                f"{name!r}: {value!r} cannot stand for {{{group}}} in {template.config.target}; it is no plain name"
+            )
+            return None
+        values[group] = value
+    if not values:
+        return template
+    # Patterns that share a sink lead to one table where their groups have the same values.
+    return made.get((id(template), *values.values()), lambda: _fill(template, values))
+
+
+def _fill(template: MergeSink, values: Mapping[str, str]) -> MergeSink:
+    config = template.config
+    texts = {name: getattr(config, name) for name in _FILLED}
+    filled = {name: text.format_map(values) for name, text in texts.items() if text is not None}
+    return MergeSink(replace(config, **filled))
+
+
+def _placeholders(config: SinkConfig) -> set[str]:
+    texts = [getattr(config, name) for name in _FILLED]
+    return {name for text in texts if text is not None for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def _placeholder_faults(pattern: re.Pattern[str], config: SinkConfig) -> list[str]:
+    faults = []
+    for option in _FILLED:
+        text = getattr(config, option)
+        try:
+            parts = list(string.Formatter().parse(text or ""))
+        except ValueError as error:
+            faults.append(f"{option}={text!r}: {error}")
+            continue
+        for _, name, spec, conversion in parts:
+            if name is not None and (name not in pattern.groupindex or spec or conversion):
+                faults.append(f"{option}={text!r} has a placeholder that is no named group of the pattern")
+    return faults
+
+
+def _shown(key: str | re.Pattern[str]) -> str:
+    return repr(key) if isinstance(key, str) else f"the pattern {key.pattern!r}"

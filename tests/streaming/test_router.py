@@ -1,0 +1,501 @@
+"""Many tables from one stream: each exactly once, side by side up to a bound, and a failure that names its table."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from stream_merge import ConfigError, MergeResult, MergeSink, RouterError, merge_router, merge_sink
+from stream_merge.errors import BatchIdRegressionError, ConstraintViolationError, UnknownSourceError
+from tests.conftest import CreateTable
+from tests.spark.delta_log import latest_version
+from tests.streaming.streams import (
+    SCHEMA,
+    ChangeFiles,
+    count,
+    counting_sink,
+    forget_commit,
+    query_id,
+    recorded_batches,
+    recorded_ids,
+    replace_folder,
+    rows,
+    run,
+    run_to_failure,
+    start,
+)
+from tests.streaming.test_soak import assert_nothing_left, footprint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+ROUTED = f"topic STRING, {SCHEMA}"
+NAMES = ("orders", "items", "carts")
+
+
+@pytest.fixture
+def changes(tmp_path: Path) -> ChangeFiles:
+    """Return a folder of changes of several tables without any."""
+    return ChangeFiles(tmp_path / "changes", ROUTED)
+
+
+@pytest.fixture
+def tables(create_table: CreateTable, tmp_path: Path) -> dict[str, str]:
+    """Return the paths of three tables of a fixed schema, by name."""
+    return {name: create_table(SCHEMA, path=str(tmp_path / "lake" / name)) for name in NAMES}
+
+
+def without_topic(_: str, changed: DataFrame) -> DataFrame:
+    return changed.drop("topic")
+
+
+def counting_sinks(tables: Mapping[str, str], **options: Any) -> dict[str, MergeSink]:
+    """Return for each table the sink that shows a batch which is applied twice."""
+    return {name: counting_sink(path, **options) for name, path in tables.items()}
+
+
+def contents(spark: SparkSession, tables: Mapping[str, str]) -> dict[str, list[tuple[Any, ...]]]:
+    return {name: rows(spark, path) for name, path in tables.items()}
+
+
+@pytest.mark.core
+def test_three_tables_that_the_stream_creates(
+    spark: SparkSession, changes: ChangeFiles, checkpoint: Path, tmp_path: Path
+):
+    """Tables have the schema of their own events, and only the batches that have rows of theirs."""
+    tables = {name: str(tmp_path / "lake" / name) for name in NAMES}
+    results: list[MergeResult] = []
+    router = merge_router(
+        counting_sinks(tables, create_if_missing=True, on_result=results.append),
+        prepare=lambda name, changed: changed.drop("topic") if name != "carts" else changed,
+    )
+    changes.add(
+        [("orders", 1, 1), ("items", 1, 2), ("orders", 2, 3)],
+        [("orders", 1, 10)],
+        [("carts", 5, 5), ("items", 1, 20)],
+        [],
+        [("orders", 2, 30), ("items", 3, 3), ("carts", 5, 50)],
+    )
+    query = run(changes.stream(spark), router, checkpoint)
+
+    assert contents(spark, tables) == {
+        "orders": [(1, 11), (2, 33)],
+        "items": [(1, 22), (3, 3)],
+        "carts": [("carts", 5, 55)],
+    }
+    assert {name: recorded_ids(path) for name, path in tables.items()} == {
+        "orders": [0, 1, 4],
+        "items": [0, 2, 4],
+        "carts": [2, 4],
+    }
+    assert recorded_batches(tables["carts"]) == [(query_id(checkpoint), 2), (query_id(checkpoint), 4)]
+    assert {result.query_id for result in results} == {query.id}
+    assert sorted((result.batch_id, Path(result.target).name) for result in results) == sorted(
+        [(0, "orders"), (0, "items"), (1, "orders"), (2, "carts"), (2, "items")] + [(4, name) for name in NAMES]
+    )
+
+
+@pytest.mark.core
+def test_a_table_that_fails_is_named_and_the_replay_merges_only_it(
+    spark: SparkSession, create_table: CreateTable, tables, changes: ChangeFiles, checkpoint: Path
+):
+    results: list[MergeResult] = []
+    router = merge_router(counting_sinks(tables, on_result=results.append), prepare=without_topic)
+    first = [(name, 1, 1) for name in NAMES]
+    changes.add(first)
+    run(changes.stream(spark), router, checkpoint)
+    spark.sql(f"ALTER TABLE delta.`{tables['items']}` ADD CONSTRAINT positive CHECK (n > 0)")
+    before = footprint(spark)
+
+    changes.add([("orders", 1, 10), ("items", 1, -100), ("carts", 1, 1000), ("items", 2, 2)], [("orders", 1, 5)])
+    error = run_to_failure(changes.stream(spark), router, checkpoint)
+
+    assert "RouterError: router: batch 1: 1 of 3 source(s) failed" in error
+    assert f"items (table {tables['items']}): ConstraintViolationError: " in error
+    assert "the tables of carts, orders have the batch" in error
+    assert contents(spark, tables) == {"orders": [(1, 11)], "items": [(1, 1)], "carts": [(1, 1001)]}
+    assert_nothing_left(spark, before)
+
+    # Once more the same, with nothing mended: nothing is doubled.
+    results.clear()
+    run_to_failure(changes.stream(spark), router, checkpoint)
+    assert {(Path(result.target).name, result.batch_id, result.skipped) for result in results} == {
+        ("orders", 1, True),
+        ("carts", 1, True),
+    }
+    assert contents(spark, tables) == {"orders": [(1, 11)], "items": [(1, 1)], "carts": [(1, 1001)]}
+
+    spark.sql(f"ALTER TABLE delta.`{tables['items']}` DROP CONSTRAINT positive")
+    results.clear()
+    run(changes.stream(spark), router, checkpoint)
+    assert sorted((result.batch_id, Path(result.target).name, result.skipped) for result in results) == [
+        (1, "carts", True),
+        (1, "items", False),
+        (1, "orders", True),
+        (2, "orders", False),
+    ]
+    assert contents(spark, tables) == {"orders": [(1, 16)], "items": [(1, -99), (2, 2)], "carts": [(1, 1001)]}
+    assert {name: recorded_ids(path) for name, path in tables.items()} == {
+        "orders": [0, 1, 2],
+        "items": [0, 1],
+        "carts": [0, 1],
+    }
+
+
+@pytest.mark.parametrize("dies_after", [1, 2, 3])
+def test_a_run_that_dies_between_two_tables(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path, at_step, dies_after: int
+):
+    """As a kill would: the process sees nothing of it, and the checkpoint does not say that the batch is done."""
+
+    class KillError(BaseException):
+        pass
+
+    def die() -> None:
+        raise KillError
+
+    def merge(batch_df: DataFrame, batch_id: int) -> None:
+        try:
+            router(batch_df, batch_id)
+        except KillError as error:
+            raise RuntimeError("died") from error  # py4j answers the JVM for an Exception only
+
+    router = merge_router(counting_sinks(tables), prepare=without_topic, max_parallel=1)
+    batch = [(name, 1, number) for number, name in enumerate(NAMES, 1)]
+    changes.add(batch)
+    at_step("after_commit", die, after=dies_after - 1)
+    assert "died" in run_to_failure(changes.stream(spark), merge, checkpoint)
+    assert sum(recorded_ids(path) == [0] for path in tables.values()) == dies_after
+
+    run(changes.stream(spark), router, checkpoint)
+    forget_commit(checkpoint, 0)
+    run(changes.stream(spark), router, checkpoint)
+    assert contents(spark, tables) == {name: [(1, number)] for number, name in enumerate(NAMES, 1)}
+    assert {tuple(recorded_ids(path)) for path in tables.values()} == {(0,)}
+
+
+@pytest.mark.core
+def test_a_stateful_query_is_evaluated_once_and_replayed(
+    spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, tmp_path: Path
+):
+    tables = {name: create_table("id INT, n BIGINT", path=str(tmp_path / "lake" / name)) for name in NAMES}
+    sinks = {name: merge_sink(path, keys="id") for name, path in tables.items()}
+    evaluated = spark.sparkContext.accumulator(0)
+
+    @F.udf("int")
+    def passed_through(n):
+        evaluated.add(1)
+        return n
+
+    def run_totals() -> None:
+        noted = changes.stream(spark).select("topic", "id", passed_through.asNondeterministic()("n").alias("n"))
+        totals = noted.groupBy("topic", "id").agg(F.sum("n").alias("n"))
+        run(totals, merge_router(sinks, prepare=without_topic), checkpoint)
+
+    changes.add([(name, 1, 1) for name in NAMES], [("orders", 1, 10), ("items", 2, 2)])
+    run_totals()
+    after = {"orders": [(1, 11)], "items": [(1, 1), (2, 2)], "carts": [(1, 1)]}
+    assert contents(spark, tables) == after
+    assert evaluated.value == 5, "each row once, however many tables there are"
+
+    forget_commit(checkpoint, 1)
+    run_totals()
+    assert contents(spark, tables) == after
+    assert evaluated.value == 7, "the replay is read once, for its state"
+    changes.add([("carts", 1, 100)])
+    run_totals()
+    assert contents(spark, tables) == {**after, "carts": [(1, 101)]}
+    assert {name: recorded_ids(path) for name, path in tables.items()} == {
+        "orders": [0, 1],
+        "items": [0, 1],
+        "carts": [0, 2],
+    }
+
+
+UNKNOWN = [("orders", 1, 1), ("orders2", 1, 1), (None, 3, 3), ("orders2", 2, 2)]
+
+
+@pytest.mark.core
+def test_rows_of_an_unknown_source_are_refused_before_anything_is_merged(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path, create_source
+):
+    router = merge_router(counting_sinks(tables), prepare=without_topic)
+    changes.add(UNKNOWN)
+    error = run_to_failure(changes.stream(spark), router, checkpoint)
+    assert "UnknownSourceError: router: batch 0: no sink for 'orders2' (2 row(s)), NULL (1 row(s))" in error
+    with pytest.raises(UnknownSourceError) as caught:
+        router.merge(create_source(ROUTED, UNKNOWN))
+    assert caught.value.sources == {"orders2": 2, None: 1}
+    assert contents(spark, tables) == {name: [] for name in NAMES}
+
+
+def test_rows_of_an_unknown_source_are_counted_when_they_are_ignored(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path, caplog
+):
+    router = merge_router(counting_sinks(tables), prepare=without_topic, unknown="ignore")
+    changes.add(UNKNOWN, [("nothing", 1, 1)])
+    with caplog.at_level(logging.WARNING, logger="stream_merge"):
+        run(changes.stream(spark), router, checkpoint)
+    assert contents(spark, tables) == {"orders": [(1, 1)], "items": [], "carts": []}
+    assert [record.getMessage() for record in caplog.records] == [
+        "router: batch 0: no sink for 'orders2' (2 row(s)), NULL (1 row(s)); left out",
+        "router: batch 1: no sink for 'nothing' (1 row(s)); left out",
+    ]
+
+
+@pytest.fixture
+def database(spark: SparkSession) -> Iterator[str]:
+    """Return the name of an empty database."""
+    spark.sql("CREATE DATABASE routed")
+    yield "routed"
+    spark.sql("DROP DATABASE routed CASCADE")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["pattern", "function"])
+def test_tables_in_the_catalog_are_created_side_by_side(
+    spark: SparkSession, database: str, changes: ChangeFiles, checkpoint: Path, kind: str
+):
+    made: list[str] = []
+
+    def sink_of(name: str) -> MergeSink | None:
+        made.append(name)
+        table = name.removeprefix("shop.public.")
+        return None if table == name else counting_sink(f"{database}.{table}", create_if_missing=True)
+
+    pattern = re.compile(r"shop\.public\.(?P<table>\w+)")
+    sinks = {pattern: counting_sink(f"{database}.{{table}}", create_if_missing=True)}
+    router = merge_router(
+        sinks if kind == "pattern" else sink_of, by="concat('shop.public.', topic)", prepare=without_topic
+    )
+    names = [f"t{number}" for number in range(6)]
+    changes.add([(name, 1, 1) for name in names], [(name, 1, 10) for name in names[:3]])
+    run(changes.stream(spark), router, checkpoint)
+    found = {name: [tuple(row) for row in spark.table(f"{database}.{name}").collect()] for name in names}
+    assert found == {name: [(1, 11 if number < 3 else 1)] for number, name in enumerate(names)}
+    assert sorted(made) == ([f"shop.public.{name}" for name in names] if kind == "function" else [])
+
+
+@pytest.mark.core
+def test_no_more_tables_at_a_time_than_allowed(
+    spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, tmp_path: Path
+):
+    names = [f"t{number}" for number in range(5)]
+    tables = {name: create_table(SCHEMA, path=str(tmp_path / "lake" / name)) for name in names}
+    lock, together = threading.Lock(), threading.Barrier(2, timeout=60)
+    running: set[str] = set()
+    most: list[int] = []
+    groups: list[tuple[str | None, str | None]] = []
+
+    def prepare(name: str, changed: DataFrame) -> DataFrame:
+        context = changed.sparkSession.sparkContext
+        with lock:
+            running.add(name)
+            most.append(len(running))
+            groups.append((context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("callers own")))
+        if name in names[:2]:
+            together.wait()  # only two at the same time get past it
+        return changed.drop("topic")
+
+    def on_result(result: MergeResult) -> None:
+        with lock:
+            running.remove(Path(result.target).name)
+
+    router = merge_router(counting_sinks(tables, on_result=on_result), prepare=prepare, max_parallel=2)
+
+    def merge(batch_df: DataFrame, batch_id: int) -> None:
+        batch_df.sparkSession.sparkContext.setLocalProperty("callers own", "mine")
+        router(batch_df, batch_id)
+
+    # The most rows go first.
+    changes.add([(name, number, 1) for name in names for number in range(2 if name in names[:2] else 1)])
+    query = run(changes.stream(spark), merge, checkpoint)
+    assert max(most) == 2
+    assert len(most) == 5
+    assert set(groups) == {(query.runId, "mine")}
+    assert {name: rows(spark, path)[0] for name, path in tables.items()} == dict.fromkeys(names, (0, 1))
+
+
+@pytest.mark.core
+def test_nothing_is_left_behind(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):
+    router = merge_router(counting_sinks(tables), prepare=without_topic)
+    batches = [[(name, number % 3, 1) for name in NAMES[: 1 + number % 3]] for number in range(15)]
+    changes.add(*batches[:3])
+    run(changes.stream(spark), router, checkpoint)
+    before = footprint(spark)
+    changes.add(*batches[3:])
+    run(changes.stream(spark), router, checkpoint)
+    assert_nothing_left(spark, before)
+    for name in NAMES:
+        own = [[(key, n) for topic, key, n in batch if topic == name] for batch in batches]
+        assert rows(spark, tables[name]) == count(*own)
+
+
+def test_two_sinks_of_one_table_are_refused_however_it_is_spelt(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path
+):
+    path = tables["orders"]
+    spellings = {"orders": path, "items": f"delta.`file:{path}/`"}
+    changes.add([("orders", 1, 1)], [("orders", 1, 1), ("items", 1, 1)])
+    error = run_to_failure(changes.stream(spark), merge_router(counting_sinks(spellings)), checkpoint)
+    assert "ConfigError: orders and items have sinks of their own for one table" in error
+    by_function = merge_router(lambda name: counting_sink(spellings[name]), prepare=without_topic)
+    error = run_to_failure(changes.stream(spark), by_function, checkpoint)
+    assert "ConfigError: items and orders have sinks of their own for one table" in error
+    assert recorded_ids(path) == [0], "the batch with rows of one of them"
+    assert rows(spark, path) == [(1, 1)]
+
+
+def test_one_quarantine_for_two_tables_is_refused(spark, tables, create_source, tmp_path: Path):
+    """Delta would skip the second append of one batch id under one application id."""
+    options = {"null_keys": "quarantine", "quarantine": str(tmp_path / "rejected")}
+    sinks = {name: merge_sink(path, keys="id", **options) for name, path in tables.items()}
+    with pytest.raises(ConfigError, match=r"orders and items have sinks of their own for one table, .*rejected"):
+        merge_router(sinks).merge(create_source(ROUTED, [("orders", 1, 1)]))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_sources_of_one_sink_are_merged_together(
+    spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, is_prepared: bool
+):
+    """Shards of a table: in one commit, so that none is taken for a replay of the other."""
+    target = create_table(SCHEMA)
+    router = merge_router(
+        {re.compile(r"shop\d+\.orders"): counting_sink(target)}, prepare=without_topic if is_prepared else None
+    )
+    changes.add([("shop1.orders", 1, 1), ("shop2.orders", 2, 2), ("shop17.orders", 3, 3)], [("shop2.orders", 2, 20)])
+    run(changes.stream(spark), router, checkpoint)
+    assert rows(spark, target) == [(1, 1), (2, 22), (3, 3)]
+    assert recorded_ids(target) == [0, 1]
+
+
+def test_complete_mode_is_refused(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):
+    changes.add([("orders", 1, 1)])
+    totals = changes.stream(spark).groupBy("topic", "id").agg(F.sum("n").cast("int").alias("n"))
+    error = run_to_failure(totals, merge_router(counting_sinks(tables)), checkpoint, output_mode="complete")
+    assert "ConfigError: orders: in output mode Complete a table without rows would keep its old ones" in error
+    assert contents(spark, tables) == {name: [] for name in NAMES}
+    merging = merge_router(counting_sinks(tables, output_mode="update"), prepare=without_topic)
+    run(totals, merging, checkpoint, output_mode="complete")
+    assert contents(spark, tables) == {"orders": [(1, 1)], "items": [], "carts": []}
+
+
+@pytest.mark.core
+def test_a_lost_checkpoint_shows_in_tables_without_rows_too(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path
+):
+    """Else `items` would take batch 2 of the new checkpoint for a new one."""
+    router = merge_router(counting_sinks(tables, app_id="shop"), prepare=without_topic)
+    changes.add([("orders", 1, 1)], [("items", 1, 1)])
+    run(changes.stream(spark), router, checkpoint)
+    replace_folder(checkpoint, None)
+    error = run_to_failure(changes.stream(spark).where("topic <> 'orders' OR n > 1"), router, checkpoint)
+    assert f"items (table {tables['items']}): BatchIdRegressionError: Batch 0 of application 'shop'" in error
+
+    replace_folder(checkpoint, None)
+    changes.add([("orders", 1, 10)])
+    only_orders = changes.stream(spark).where("topic = 'orders'")
+    error = run_to_failure(only_orders, router, checkpoint)
+    assert BatchIdRegressionError.__name__ in error
+    assert contents(spark, tables) == {"orders": [(1, 1)], "items": [(1, 1)], "carts": []}
+
+
+def test_outside_a_stream(spark: SparkSession, tables, create_source):
+    source = create_source(ROUTED, [("orders", 1, 1), ("items", 1, 2), ("items", 2, 2)])
+    router = merge_router(counting_sinks(tables), by=F.lower("topic"), prepare=without_topic)
+    results = router.merge(source)
+    assert {name: (r.num_target_rows_inserted, r.batch_id) for name, r in results.items()} == {
+        "items": (2, None),
+        "orders": (1, None),
+    }
+    assert router.merge(source)["items"].num_target_rows_updated == 2
+    assert contents(spark, tables) == {"orders": [(1, 2)], "items": [(1, 4), (2, 4)], "carts": []}
+    assert router.merge(source.where("false")) == {}
+
+    spark.sql(f"ALTER TABLE delta.`{tables['items']}` ADD CONSTRAINT few CHECK (n < 5)")
+    with pytest.raises(RouterError) as caught:
+        router.merge(source)
+    assert isinstance(caught.value.failures.pop("items"), ConstraintViolationError)
+    assert (caught.value.failures, list(caught.value.results)) == ({}, ["orders"])
+    assert isinstance(caught.value.__cause__, ConstraintViolationError)
+
+
+def test_a_frame_from_one_of_the_targets_is_refused_outside_a_stream(spark: SparkSession, tables, create_source):
+    router = merge_router(counting_sinks(tables), prepare=without_topic)
+    own = spark.read.format("delta").load(tables["items"]).select(F.lit("items").alias("topic"), "*")
+    with pytest.raises(ConfigError, match=f"items: the frame reads {tables['items']}"):
+        router.merge(own.union(create_source(ROUTED, [("items", 1, 1)])))
+    assert router.merge(own.union(create_source(ROUTED, [("orders", 1, 1)])))["orders"].num_source_rows == 1
+
+
+def test_what_prepare_raises_names_the_table(spark: SparkSession, tables, create_source):
+    def prepare(name: str, changed: DataFrame) -> DataFrame:
+        return {"orders": lambda: changed.drop("topic"), "items": lambda: changed.select("missing")}[name]()
+
+    with pytest.raises(RouterError) as caught:
+        merge_router(counting_sinks(tables), prepare=prepare).merge(
+            create_source(ROUTED, [(name, 1, 1) for name in NAMES])
+        )
+    assert {name: type(error).__name__ for name, error in caught.value.failures.items()} == {
+        "items": "UnresolvedColumnError",
+        "carts": "KeyError",
+    }
+    assert "carts (table " in str(caught.value)
+    assert contents(spark, tables) == {"orders": [(1, 1)], "items": [], "carts": []}
+
+
+def test_too_many_sources_are_refused(spark: SparkSession, tables, create_source, monkeypatch):
+    monkeypatch.setattr("stream_merge.routed_batch.MAX_SOURCES", 2)
+    with pytest.raises(ConfigError, match="more than 2 sources have rows in it"):
+        merge_router(counting_sinks(tables)).merge(create_source(ROUTED, [(name, 1, 1) for name in NAMES]))
+
+
+def test_a_pickled_router(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):
+    router = merge_router(counting_sinks(tables), prepare=without_topic)
+    round_trip: Callable[[], Any] = lambda: pickle.loads(pickle.dumps(router))  # noqa: E731
+    for batch in ([("orders", 1, 1)], [("orders", 1, 10), ("carts", 1, 1)]):
+        changes.add(batch)
+        run(changes.stream(spark), round_trip(), checkpoint)
+    assert contents(spark, tables) == {"orders": [(1, 11)], "items": [], "carts": [(1, 1)]}
+
+
+def test_tables_that_wait_when_the_query_is_stopped_are_left_to_its_next_run(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path
+):
+    is_merging, is_stopped = threading.Event(), threading.Event()
+    begun: list[str] = []
+
+    def prepare(name: str, changed: DataFrame) -> DataFrame:
+        begun.append(name)
+        is_merging.set()
+        assert is_stopped.wait(60)
+        return changed.drop("topic")
+
+    changes.add([(name, 1, 1) for name in NAMES])
+    query = start(
+        changes.stream(spark), merge_router(counting_sinks(tables), prepare=prepare, max_parallel=1), checkpoint
+    )
+    assert is_merging.wait(60)
+    stopping = threading.Thread(target=query.stop)
+    stopping.start()
+    while query.isActive:
+        time.sleep(0.01)
+    is_stopped.set()
+    stopping.join()
+    assert len(begun) == 1
+    assert [name for name in NAMES if name != begun[0] and latest_version(tables[name]) > 0] == []
+
+    run(changes.stream(spark), merge_router(counting_sinks(tables), prepare=without_topic), checkpoint)
+    assert contents(spark, tables) == {name: [(1, 1)] for name in NAMES}
