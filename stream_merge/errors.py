@@ -7,7 +7,7 @@ in `condition` and opens the message in square brackets, so that it can be searc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "AmbiguousMatchError",
@@ -21,6 +21,7 @@ __all__ = [
     "ConstraintViolationError",
     "MergeExecutionError",
     "NullKeyError",
+    "QuarantineLimitError",
     "SchemaMismatchError",
     "StreamMergeError",
     "TargetNotFoundError",
@@ -125,6 +126,31 @@ class NullKeyError(StreamMergeError):
         super().__init__(
             f"{batch}: {count} source row(s) have NULL in a key ({', '.join(keys)}). "
             'Choose null_keys="match" to let NULL equal NULL, null_keys="quarantine" to set such rows aside, or filter them out.'
+        )
+
+
+class QuarantineLimitError(StreamMergeError):
+    """More rows of a batch cannot be merged than `max_quarantined_share` allows; nothing was written, to neither table.
+
+    Attributes:
+        count: How many rows would be set aside.
+        num_rows: How many rows the batch has.
+        reasons: Number of rows for each kind of reason, the most frequent first; a row can have several.
+        example: The reasons of one of the rows.
+    """
+
+    def __init__(
+        self, batch: str, count: int, num_rows: int, limit: float, reasons: Mapping[str, int], example: str
+    ) -> None:
+        self.count = count
+        self.num_rows = num_rows
+        self.reasons = dict(reasons)
+        self.example = example
+        shown = ", ".join(f"{reason} {number}" for reason, number in self.reasons.items())
+        super().__init__(
+            f"{batch}: {count} of {num_rows} rows cannot be merged, a share above max_quarantined_share={limit}: {shown}; for "
+            f"example: {example}. Nothing was written. Correct the source or the sink's expectations, or raise the limit, and "
+            "start the query again."
         )
 
 

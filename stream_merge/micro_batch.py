@@ -19,17 +19,17 @@ from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
 from stream_merge.bridge.table import Table, Transaction, create_table, open_table, table_exists
 from stream_merge.change_memory import ChangeMemory, ordered_batch, prepare_target, recall
 from stream_merge.clauses import Clause, find_clause_faults
-from stream_merge.config import SinkConfig
+from stream_merge.config import NO_QUARANTINE_IN_COMPLETE, SinkConfig
 from stream_merge.engines import run_engine
 from stream_merge.engines.job import MergeJob, Staged, count_skipping
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.engines.overwrite import stage_overwrite
-from stream_merge.errors import ClauseError, CommitConflictError
+from stream_merge.errors import ClauseError, CommitConflictError, ConfigError
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import DataFile
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
-from stream_merge.quarantine import set_aside
+from stream_merge.quarantine import Quarantine
 from stream_merge.source import Source, check_columns, deletes, evaluated, measured
 from stream_merge.state import SinkState
 from stream_merge.statement import effective_clauses
@@ -68,6 +68,7 @@ class MicroBatch:
         ordered: The sink, its sequence in terms of columns that batch and target have.
         memory: The deletes that the table remembers.
         remembered: What it will remember after the commit.
+        num_quarantined_rows: How many rows were set aside.
     """
 
     config: SinkConfig
@@ -82,6 +83,7 @@ class MicroBatch:
     ordered: SinkConfig = field(init=False)
     memory: ChangeMemory | None = None
     remembered: TombstoneState | None = None
+    num_quarantined_rows: int = 0
 
     @property
     def spark(self) -> SparkSession:
@@ -114,13 +116,16 @@ class MicroBatch:
         self_read = find_self_read(table, self.frame, self.query)
         self._check_self_read(self_read, transaction)
         if self.is_complete:
+            if self.config.quarantine is not None:
+                raise ConfigError([NO_QUARANTINE_IN_COMPLETE])
             return self._overwrite(plan, table, transaction, self_read)
         with self.timer.phase("open"):
             transaction = prepare_target(self.config, self.frame, table, transaction)
-            self.ordered, self.frame = ordered_batch(self.config, self.frame, transaction)
+            received = self.frame
+            self.ordered, self.frame = ordered_batch(self.config, received, transaction)
             self.memory = recall(self.config, self.ordered, table, transaction)
         clauses = checked_clauses(self.ordered)
-        return self._merge(plan, clauses, table, transaction, self_read)
+        return self._merge(plan, clauses, table, transaction, self_read, received)
 
     def _table(self) -> Table:
         config = self.config
@@ -164,11 +169,12 @@ class MicroBatch:
         table: Table,
         transaction: Transaction,
         self_read: SelfRead,
+        received: DataFrame,
     ) -> MergeResult:
         with ExitStack() as stack:
             with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
                 resolved = self.state.resolve(self.frame, transaction, self.ordered, clauses)
-                rows = stack.enter_context(self._evaluated())
+                rows = stack.enter_context(self._evaluated(received, resolved, transaction))
                 source = stack.enter_context(self._measured(rows, resolved, transaction))
             steps.reached("after_persist")
             written: Any = None
@@ -197,21 +203,21 @@ class MicroBatch:
         return self._committed(plan, version, counts, resolved, staged.locator)
 
     @contextmanager
-    def _evaluated(self) -> Iterator[DataFrame]:
+    def _evaluated(self, received: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[DataFrame]:
         config = self.ordered
         with ExitStack() as stack:
             batch = self.frame
             if config.quarantine is not None:
-                batch = batch.persist(StorageLevel.MEMORY_AND_DISK)
-                stack.callback(batch.unpersist, blocking=True)
-                ids = self.identity
-                batch = set_aside(
-                    batch,
-                    config.quarantine,
-                    config.keys,
-                    app_id=ids.app_id if ids else None,
-                    batch_id=ids.batch_id if ids else None,
+                quarantine = Quarantine(
+                    config=self.config,
+                    ordered=config,
+                    identity=self.identity,
+                    name=self.name,
+                    transaction=transaction,
                 )
+                accepted = stack.enter_context(quarantine.accepted(received, batch, resolved))
+                batch, self.num_quarantined_rows = accepted
+                _, batch = ordered_batch(self.config, batch, transaction)
             yield stack.enter_context(evaluated(batch, config))
 
     def _measured(
@@ -321,6 +327,7 @@ class MicroBatch:
         counts = staged.counts
         changes = staged.changes
         counts.setdefault("num_source_rows", num_source_rows)
+        counts["num_quarantined_rows"] = self.num_quarantined_rows
         counts["num_added_files"] = counts.get("num_target_files_added", 0) + len(changes.adds)
         counts["num_removed_files"] = counts.pop("num_overwritten_files", 0) + len(changes.removes)
         kinds = ("copied", "inserted", "updated")
