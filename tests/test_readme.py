@@ -13,9 +13,9 @@ pytestmark = pytest.mark.core
 ROOT = Path(__file__).parents[1]
 
 
-def python_blocks():
-    """Return the Python code of the README, block by block."""
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+def python_blocks(document="README.md"):
+    """Return the Python code of a document, block by block."""
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def in_folder(code, folder):
@@ -90,6 +90,27 @@ def test_the_clauses_of_the_readme(create_table, create_source, tmp_path, rows_o
         1,
     )
     assert result.strategy in capsys.readouterr().out
+
+
+def test_the_quarantine_of_the_guide(spark, create_table, tmp_path, rows_of):
+    create_table("id INT, price DECIMAL(5, 2), state STRING", path=str(tmp_path / "orders"))
+    [code] = [block for block in python_blocks("docs/guide.md") if "quarantine=" in block]
+    variables = {}
+    exec(compile(in_folder(code, tmp_path), "docs/guide.md", "exec"), variables)
+    good = [{"id": number, "price": "1.50", "state": "open"} for number in range(40)]
+    bad = [{"id": 41, "price": "0.00", "state": "lost"}, {"price": "1.00", "state": "paid"}]
+    lines = [*(json.dumps(order) for order in (*good, *bad)), '{"id": 42, "price": ']
+    (tmp_path / "changes.json").write_text("\n".join(lines))
+    schema = "id INT, price DECIMAL(5, 2), state STRING, _corrupt_record STRING"
+    variables["sink"].merge(spark.read.schema(schema).json(str(tmp_path / "changes.json")))
+
+    assert rows_of(tmp_path / "orders", "id") == [(number,) for number in range(40)]
+    failed = "expectation positive_price failed; expectation known_state failed"
+    assert rows_of(tmp_path / "orders_rejected", "reason") == [
+        ("NULL in a key (id)",),
+        (failed,),
+        (f'{{"id": 42, "price": ; NULL in a key (id); {failed}',),
+    ]
 
 
 def test_the_upsert_example(spark, tmp_path, rows_of):
