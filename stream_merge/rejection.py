@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
@@ -105,11 +105,19 @@ class Checks:
         given = {name.lower() for name in self.columns}
         keys = {key.lower() for key in self.config.keys}
         required = {field.name.lower() for field in self.target.fields if not field.nullable} - keys
-        for value in self.resolved.once("source_values", lambda: source_values(self.resolved)):
+        conversions: dict[tuple[str, ...], list[Column]] = {}
+        values = self.resolved.once("source_values", lambda: source_values(self.resolved))
+        # Conditions last: what a column's own conversion says already need not be said again.
+        for value in sorted(values, key=lambda value: value.column is None):
             if not given.issuperset(name.lower() for name in value.sources):
                 continue
             if value.can_fail:
-                yield self._conversion(value)
+                check = self._conversion(value)
+                known = conversions.setdefault(value.sources, [])
+                if value.column is None and known:
+                    check = replace(check, reason=F.when(F.coalesce(*known).isNull(), check.reason))
+                known.append(check.reason)
+                yield check
             if value.column is not None and value.column.lower() in required:
                 yield self._not_null(value)
 

@@ -199,10 +199,7 @@ def test_clauses_of_ones_own(spark, create_table: CreateTable, create_source, re
     assert sorted(found) == [7, 8, 2**31 - 1]
     assert found[7] == "n: a, b cannot be converted to INT"
     assert found[8] == "at cannot be converted to STRUCT<x: INT, y: ARRAY<INT>>: {1, [2, three]}"
-    assert (
-        found[2**31 - 1].startswith("id: key cannot be converted to INT: 2147483647")
-        or "key cannot" in found[2**31 - 1]
-    )
+    assert found[2**31 - 1] == "id: key cannot be converted to INT: 2147483647"
 
 
 def _ordered(spark, path):
@@ -210,8 +207,7 @@ def _ordered(spark, path):
 
 
 def test_odd_column_names(spark, create_table: CreateTable, create_source, rejected, reasons):
-    names = {"The Key": "INT", "a.b": "INT", "tick`ed": "INT", "Umlaut ä": "STRING"}
-    columns = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in names.items())
+    columns = "`The Key` INT, `a.b` INT, `Umlaut ä` STRING"
     target = create_table(columns, properties={"delta.columnMapping.mode": "name"})
     sink = merge_sink(
         target,
@@ -221,6 +217,7 @@ def test_odd_column_names(spark, create_table: CreateTable, create_source, rejec
         error_column="a.b error",
         expect={"it's `odd`": "`tick``ed` > 0"},
     )
+    # Delta's MERGE * takes no target columns with back quotes.
     types = "`The Key` INT, `a.b` STRING, `tick``ed` INT, `Umlaut ä` STRING, `a.b error` STRING"
     sink.merge(
         create_source(
@@ -234,7 +231,7 @@ def test_odd_column_names(spark, create_table: CreateTable, create_source, rejec
             ],
         )
     )
-    assert rows(spark, target) == [(1, 1, 1, "good")]
+    assert rows(spark, target) == [(1, 1, "good")]
     assert reasons("Umlaut ä") == [
         ("cast", "a.b cannot be converted to INT: b"),
         ("error", "undecodable"),
