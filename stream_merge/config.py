@@ -19,6 +19,11 @@ MAX_COMMIT_RETRIES = 1000
 
 DEFAULT_TOMBSTONE_RETENTION = timedelta(days=7)
 
+NO_QUARANTINE_IN_COMPLETE = (
+    "quarantine, error_column and expect do not go with output mode complete, where each batch would have the same rows again; "
+    "use update"
+)
+
 _ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -57,6 +62,9 @@ class SinkConfig:
     check_cardinality: bool = True
     skip_unchanged: bool = False
     quarantine: str | None = None
+    error_column: Expression | None = None
+    expect: Mapping[str, Expression] = field(default_factory=dict)
+    max_quarantined_share: float = 1.0
     max_commit_retries: int = 10
     user_metadata: str | None = None
     on_result: Callable[[MergeResult], None] | None = None
@@ -80,6 +88,11 @@ class SinkConfig:
     def keeps_tombstones(self) -> bool:
         """Whether the sink remembers deletes."""
         return self.keeps_order and bool(self.tombstone_retention)
+
+    @property
+    def checks_rows(self) -> bool:
+        """Whether rows are looked at before they are merged."""
+        return self.quarantine is not None or self.error_column is not None or bool(self.expect)
 
     @property
     def needs_default_clauses(self) -> dict[str, bool]:
@@ -115,7 +128,7 @@ class SinkConfig:
 
     def check(self) -> None:
         """Raise `ConfigError` with every fault that can be found without a table."""
-        faults = [*self._key_faults(), *self._choice_faults(), *self._creation_faults()]
+        faults = [*self._key_faults(), *self._choice_faults(), *self._quarantine_faults(), *self._creation_faults()]
         if faults:
             raise ConfigError(faults)
 
@@ -213,12 +226,36 @@ class SinkConfig:
             faults.append("target is empty")
         if self.app_id is not None and not self.app_id.strip():
             faults.append("app_id is empty")
-        if (self.null_keys == "quarantine") != (self.quarantine is not None):
-            faults.append('null_keys="quarantine" and quarantine (a table) go together')
         if self.overwrite_schema and self.merge_schema:
             faults.append("overwrite_schema and merge_schema exclude each other")
         if self.skip_unchanged and not self.check_cardinality:
             faults.append("skip_unchanged needs check_cardinality: of a row with several matches some may change it")
+        return faults
+
+    def _quarantine_faults(self) -> list[str]:
+        faults = []
+        if self.quarantine is None:
+            faults += [
+                f"{name} needs quarantine, the table that takes the rows"
+                for name, is_given in (
+                    ('null_keys="quarantine"', self.null_keys == "quarantine"),
+                    ("max_quarantined_share", self.max_quarantined_share != 1),
+                )
+                if is_given
+            ]
+        elif not self.quarantine.strip():
+            faults.append("quarantine is empty")
+        elif self.quarantine == self.target:
+            faults.append("quarantine is the target")
+        if self.checks_rows and self.output_mode == "complete":
+            faults.append(NO_QUARANTINE_IN_COMPLETE)
+        for name, condition in self.expect.items():
+            if not name.strip() or (isinstance(condition, str) and not condition.strip()):
+                faults.append(f"expect has an empty name or condition: {name!r}")
+        if isinstance(self.error_column, str) and not self.error_column.strip():
+            faults.append("error_column is empty")
+        if not 0 <= self.max_quarantined_share <= 1:
+            faults.append(f"max_quarantined_share={self.max_quarantined_share} is not between 0 and 1")
         return faults
 
     def _creation_faults(self) -> list[str]:

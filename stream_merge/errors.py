@@ -25,6 +25,7 @@ __all__ = [
     "ConstraintViolationError",
     "MergeExecutionError",
     "NullKeyError",
+    "QuarantineLimitError",
     "RouterError",
     "SchemaMismatchError",
     "StreamMergeError",
@@ -131,6 +132,34 @@ class NullKeyError(StreamMergeError):
         super().__init__(
             f"{batch}: {count} source row(s) have NULL in a key ({', '.join(keys)}). "
             'Choose null_keys="match" to let NULL equal NULL, null_keys="quarantine" to set such rows aside, or filter them out.'
+        )
+
+
+class QuarantineLimitError(StreamMergeError):
+    """More rows of a batch cannot be merged than `max_quarantined_share` allows; nothing was written, to neither table.
+
+    Without a quarantine, it is one row that `error_column` or `expect` rejects.
+
+    Attributes:
+        count: How many rows would be set aside.
+        num_rows: How many rows the batch has.
+        reasons: Number of rows for each kind of reason, the most frequent first; a row can have several.
+        example: The reasons of one of the rows.
+    """
+
+    def __init__(
+        self, batch: str, count: int, num_rows: int, limit: float | None, reasons: Mapping[str, int], example: str
+    ) -> None:
+        self.count = count
+        self.num_rows = num_rows
+        self.reasons = dict(reasons)
+        self.example = example
+        shown = ", ".join(f"{reason} {number}" for reason, number in self.reasons.items())
+        above = "" if limit is None else f", a share above max_quarantined_share={limit}"
+        way_out = "set quarantine to a table that takes such rows" if limit is None else "raise the limit"
+        super().__init__(
+            f"{batch}: {count} of {num_rows} rows cannot be merged{above}: {shown}; for example: {example}. Nothing was "
+            f"written. Correct the source or the sink's expectations, or {way_out}, and start the query again."
         )
 
 

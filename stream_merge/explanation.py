@@ -53,6 +53,8 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
             when = clause.clause.when.value.replace("_", " ")
             condition = f" and {clause.condition_sql}" if clause.condition_sql else ""
             lines.append(f"  when      {when}{condition}: {clause.clause.action.value.replace('_', ' ')}")
+        if config.quarantine is not None:
+            lines.append(f"  set aside rows that cannot be merged, in {config.quarantine}")
         pruning = [f"{pair.target} ({pair.type_name})" for pair in resolved.key_pairs if is_prunable(pair.type_name)]
         lines.append(
             f"  skipping  by the batch's range of {', '.join(pruning)}" if pruning else "  skipping  none by key"

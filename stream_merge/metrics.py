@@ -39,6 +39,7 @@ class MergeResult:
         num_outdated_rows: Changes that are older than a remembered delete of their key, and were left out for that.
         num_unresolved_rows: Rows written without a value that their change did not send, and that no other change gave.
         num_undecidable_rows: Changes that are older than a delete which was forgotten, maybe one of their key.
+        num_quarantined_rows: Rows that could not be merged and went to the quarantine table.
         num_tombstones: Deletes that the table remembers after the commit.
         num_tombstones_added: Deletes of this batch.
         num_tombstones_removed: Deletes that were forgotten, or replaced by later ones of the same key.
@@ -91,6 +92,7 @@ class MergeResult:
     num_outdated_rows: int = 0
     num_undecidable_rows: int = 0
     num_unresolved_rows: int = 0
+    num_quarantined_rows: int = 0
     num_tombstones: int = 0
     num_tombstones_added: int = 0
     num_tombstones_removed: int = 0
@@ -105,10 +107,11 @@ class MergeResult:
         if self.skipped:
             return f"{batch}: skipped, {self.reason}"
         phases = ", ".join(f"{phase} {ms}" for phase, ms in self.phase_ms.items())
+        quarantined = f", {self.num_quarantined_rows} quarantined" if self.num_quarantined_rows else ""
         return (
             f"{batch} (query {self.query_id}): version {self.version}, {self.strategy} ({self.reason}); "
             f"{self.num_source_rows} source rows: {self.num_target_rows_inserted} inserted, "
-            f"{self.num_target_rows_updated} updated, {self.num_target_rows_deleted} deleted; "
+            f"{self.num_target_rows_updated} updated, {self.num_target_rows_deleted} deleted{quarantined}; "
             f"files: {self.num_target_files_after_skipping} of {self.num_target_files_before_skipping} read, "
             f"{self.num_added_files} added, {self.num_removed_files} removed; "
             f"{self.num_commit_attempts} attempt(s); {self.execution_time_ms} ms ({phases})"

@@ -20,19 +20,19 @@ from stream_merge.bridge.table import Table, create_table, open_table, table_exi
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.change_memory import ChangeMemory, ordered_batch, prepare_target, recall
 from stream_merge.clauses import Action, Clause, When, find_clause_faults
-from stream_merge.config import SinkConfig
+from stream_merge.config import NO_QUARANTINE_IN_COMPLETE, SinkConfig
 from stream_merge.engines import run_engine
 from stream_merge.engines.job import MergeJob, Staged, count_skipping
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.engines.overwrite import stage_overwrite
-from stream_merge.errors import ClauseError, CommitConflictError
+from stream_merge.errors import ClauseError, CommitConflictError, ConfigError
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import DataFile
 from stream_merge.key_moves import followed_moves, with_moves
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
 from stream_merge.partial_updates import PartialUpdates, described_changes, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
-from stream_merge.quarantine import set_aside
+from stream_merge.quarantine import Quarantine
 from stream_merge.source import (
     Source,
     check_columns,
@@ -81,6 +81,7 @@ class MicroBatch:
         truncates: The rows that stand for a TRUNCATE.
         memory: The deletes that the table remembers.
         remembered: What it will remember after the commit.
+        num_quarantined_rows: How many rows were set aside.
     """
 
     config: SinkConfig
@@ -97,6 +98,7 @@ class MicroBatch:
     truncates: DataFrame | None = None
     memory: ChangeMemory | None = None
     remembered: TombstoneState | None = None
+    num_quarantined_rows: int = 0
 
     @property
     def spark(self) -> SparkSession:
@@ -129,13 +131,16 @@ class MicroBatch:
         self_read = find_self_read(table, self.frame, self.query)
         self._check_self_read(self_read, transaction)
         if self.is_complete:
+            if self.config.checks_rows:
+                raise ConfigError([NO_QUARANTINE_IN_COMPLETE])
             return self._overwrite(plan, table, transaction, self_read)
         with self.timer.phase("open"):
             transaction = prepare_target(self.config, self.frame, table, transaction)
-            self.ordered, self.frame, self.partial = ordered_batch(self.config, self.frame, transaction)
+            received = self.frame
+            self.ordered, self.frame, self.partial = ordered_batch(self.config, received, transaction)
             self.memory = recall(self.config, self.ordered, table, transaction)
         clauses = checked_clauses(self.ordered)
-        return self._merge(plan, clauses, table, transaction, self_read)
+        return self._merge(plan, clauses, table, transaction, self_read, received)
 
     def _table(self) -> Table:
         config = self.config
@@ -183,10 +188,12 @@ class MicroBatch:
         table: Table,
         transaction: Transaction,
         self_read: SelfRead,
+        received: DataFrame,
     ) -> MergeResult:
         with ExitStack() as stack:
             with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
-                batch = stack.enter_context(self._accepted())
+                analysed = self._analyse(clauses, transaction)
+                batch = stack.enter_context(self._accepted(received, analysed, transaction))
                 resolved = self._resolve(clauses, transaction)
                 rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
                 source = stack.enter_context(self._measured(rows, resolved, transaction))
@@ -237,26 +244,32 @@ class MicroBatch:
             new[1] = reset_clause(new[1], resolved, self.ordered, self.partial, moment)
         return resolved.with_clauses((*kept, *new))
 
+    def _analyse(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
+        return self.state.resolve(self.frame, transaction, self.ordered, clauses, self.partial)
+
     @contextmanager
-    def _accepted(self) -> Iterator[DataFrame]:
+    def _accepted(self, received: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[DataFrame]:
         """Give the rows of the batch that can be merged, the others set aside."""
         config = self.ordered
         with ExitStack() as stack:
-            batch = self.frame
-            if config.quarantine is not None or config.truncate_when is not None or config.old_key is not None:
+            batch = received
+            if config.truncate_when is not None or config.old_key is not None:
                 batch = stack.enter_context(sessions.persisted(batch))
             if config.truncate_when is not None:
-                self.truncates, batch = without_truncates(batch, config)
-            if config.quarantine is not None:
-                ids = self.identity
-                batch = set_aside(
-                    batch,
-                    config.quarantine,
-                    config.keys,
-                    app_id=ids.app_id if ids else None,
-                    batch_id=ids.batch_id if ids else None,
+                truncates, batch = without_truncates(batch, config)
+                self.truncates = ordered_batch(self.config, truncates, transaction)[1]
+            if config.checks_rows:
+                quarantine = Quarantine(
+                    config=self.config,
+                    ordered=config,
+                    partial=self.partial,
+                    identity=self.identity,
+                    name=self.name,
+                    transaction=transaction,
                 )
-            yield batch
+                accepted = stack.enter_context(quarantine.accepted(batch, self.frame, resolved.analysed))
+                batch, self.num_quarantined_rows = accepted
+            yield ordered_batch(self.config, batch, transaction)[1]
 
     @contextmanager
     def _evaluated(self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[DataFrame]:
@@ -347,7 +360,7 @@ class MicroBatch:
     ) -> None:
         """Stage the batch's tombstones. A merge outside a stream that changes nothing commits nothing."""
         with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
-            deleted = resolved.source(source.rows).where(deletes(resolved, source.rows))
+            deleted = resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
             self.remembered, counts = memory.next_state(deleted, source.num_deletes, transaction.version)
         staged.counts |= counts
         changes = staged.changes
@@ -394,6 +407,7 @@ class MicroBatch:
         counts = staged.counts
         changes = staged.changes
         counts.setdefault("num_source_rows", num_source_rows)
+        counts["num_quarantined_rows"] = self.num_quarantined_rows
         counts["num_added_files"] = counts.get("num_target_files_added", 0) + len(changes.adds)
         counts["num_removed_files"] = counts.pop("num_overwritten_files", 0) + len(changes.removes)
         kinds = ("copied", "inserted", "updated")

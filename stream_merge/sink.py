@@ -50,6 +50,9 @@ def merge_sink(
     check_cardinality: bool = True,
     skip_unchanged: bool = False,
     quarantine: str | None = None,
+    error_column: Expression | None = None,
+    expect: Mapping[str, Expression] | None = None,
+    max_quarantined_share: float = 1.0,
     max_commit_retries: int = 10,
     user_metadata: str | None = None,
     on_result: Callable[[MergeResult], None] | None = None,
@@ -98,7 +101,8 @@ def merge_sink(
             keys of the table in the driver's memory (24 bytes a row, tables up to 5 million rows, equality of plain columns)
             and reads new files only. By default the index is used where it can answer and a scan would read much; where it
             cannot, the files are scanned whatever is asked for.
-        null_keys: What happens to source rows with NULL in a key: error, match (NULL equals NULL) or quarantine.
+        null_keys: What happens to source rows with NULL in a key: error, match (NULL equals NULL), or quarantine, which needs
+            the option `quarantine`.
         tombstone_retention: How long deletes are remembered, by the clock of the machine that runs the query; 7 days by default.
             It adds the table feature domainMetadata to the target. `timedelta(0)` remembers none: an older change that comes
             after its key's delete, in a later batch, then brings the row back.
@@ -108,7 +112,17 @@ def merge_sink(
             written again, its file is not touched for it, and the change feed does not show it. Counted in
             `num_unchanged_rows`. Every column that an update assigns is read from the files that can hold a match, and the
             index of keys is not used. Needs `check_cardinality`; nothing to do in output mode Complete.
-        quarantine: Path or name of a Delta table that takes the rows that cannot be merged; created when missing.
+        quarantine: Path or name of a Delta table that takes the rows that cannot be merged, with the reason; created when
+            missing. Several sinks may share one. Besides the rows that the next three options and `null_keys` name it takes
+            those of which a value cannot be converted to its target column's type, or is NULL where the target demands NOT
+            NULL. It does not go with output mode complete.
+        error_column: Column or expression of the source that says why a row could not be decoded, NULL for good rows;
+            `"_change.error"` for the changes of `stream_merge.debezium`. Rows with an error go to the quarantine; without one they
+            fail the batch.
+        expect: Conditions on the source by name. Rows for which one is not true (false, NULL or an error) go to the quarantine;
+            without one they fail the batch.
+        max_quarantined_share: Which share of a batch's rows, 0 to 1, may go to the quarantine. Above it the batch fails with
+            `QuarantineLimitError` before anything is written. By default there is no limit.
         max_commit_retries: How often a commit is tried again after a conflict with another writer.
         user_metadata: Text for the commit's `userMetadata` in DESCRIBE HISTORY.
         on_result: Called with the `MergeResult` of every batch, after its commit.
@@ -154,6 +168,9 @@ def merge_sink(
             check_cardinality=check_cardinality,
             skip_unchanged=skip_unchanged,
             quarantine=quarantine,
+            error_column=error_column,
+            expect=dict(expect or {}),
+            max_quarantined_share=max_quarantined_share,
             max_commit_retries=max_commit_retries,
             user_metadata=user_metadata,
             on_result=on_result,

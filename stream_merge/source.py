@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -247,7 +247,9 @@ def _measured(
             F.coalesce(F.sum(NUM_SUPERSEDED), F.lit(0)).alias("superseded"),
             F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
             F.count(F.when(is_undecidable, 1)).alias("undecidable"),
-            F.count(F.when(deletes(resolved, rows) if config.keeps_order else F.lit(False), 1)).alias("deletes"),
+            F.count(F.when(deletes(resolved, rows.columns) if config.keeps_order else F.lit(False), 1)).alias(
+                "deletes"
+            ),
         ]
     row = resolved.source(rows).agg(*aggregates).collect()[0]
     if row["null_keys"]:
@@ -302,9 +304,14 @@ def _aggregates(
     return aggregates
 
 
-def deletes(resolved: ResolvedMerge, rows: DataFrame) -> Column:
-    """Return whether a source row of a sink with a sequence tells of a delete, to be remembered."""
-    if NEWEST_DELETE in rows.columns:
+def deletes(resolved: ResolvedMerge, columns: Collection[str] = ()) -> Column:
+    """Return whether a source row of a sink with a sequence tells of a delete, to be remembered.
+
+    Args:
+        resolved: The merge.
+        columns: The columns that the rows have.
+    """
+    if NEWEST_DELETE in columns:
         return F.col(NEWEST_DELETE).isNotNull()
     insert = next((c for c in resolved.clauses if c.clause.is_insert), None)
     return F.lit(False) if insert is None or insert.condition is None else ~insert.condition

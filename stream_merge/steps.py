@@ -18,8 +18,9 @@ STEPS = (
 )
 """In order; `locating` and `writing` are announced just before the Spark job of that name starts."""
 
-OPTIONAL_STEPS = ("remembering", "remembered")
-"""Around the writing of tombstones, which only a batch with deletes does; between `writing` and `before_commit`."""
+OPTIONAL_STEPS = ("quarantining", "quarantined", "remembering", "remembered")
+"""Around the commit to the quarantine table, which only a batch with rejected rows does, between `after_open` and `after_persist`;
+around the writing of tombstones, which only a batch with deletes does, between `writing` and `before_commit`."""
 
 observer: Callable[[str], None] | None = None
 

@@ -170,6 +170,27 @@ def test_the_router_of_the_readme(spark, create_table, tmp_path, rows_of):
     assert rows_of(tmp_path / "items", "order_id", "line_no", "total") == [("a", 1, 3)]
 
 
+def test_the_quarantine_of_the_guide(spark, create_table, tmp_path, rows_of):
+    create_table("id INT, price DECIMAL(5, 2), state STRING", path=str(tmp_path / "orders"))
+    [code] = [block for block in python_blocks((ROOT / "docs/guide.md").read_text()) if "quarantine=" in block]
+    variables = {}
+    exec(compile(in_folder(code, tmp_path), "docs/guide.md", "exec"), variables)
+    good = [{"id": number, "price": "1.50", "state": "open"} for number in range(40)]
+    bad = [{"id": 41, "price": "0.00", "state": "lost"}, {"price": "1.00", "state": "paid"}]
+    lines = [*(json.dumps(order) for order in (*good, *bad)), '{"id": 42, "price": ']
+    (tmp_path / "changes.json").write_text("\n".join(lines))
+    schema = "id INT, price DECIMAL(5, 2), state STRING, _corrupt_record STRING"
+    variables["sink"].merge(spark.read.schema(schema).json(str(tmp_path / "changes.json")))
+
+    assert rows_of(tmp_path / "orders", "id") == [(number,) for number in range(40)]
+    failed = "expectation positive_price failed; expectation known_state failed"
+    assert rows_of(tmp_path / "orders_rejected", "reason") == [
+        ("NULL in a key (id)",),
+        (failed,),
+        (f'{{"id": 42, "price": ; NULL in a key (id); {failed}',),
+    ]
+
+
 def test_the_upsert_example(spark, tmp_path, rows_of):
     target = tmp_path / "spark-warehouse" / "customers"
     upsert.write_changes(tmp_path, upsert.CHANGES)

@@ -82,11 +82,12 @@ class ResolvedMerge:
         self._template = template
         self.condition: Column = self._column(command.condition())
         self.clauses = tuple(self._resolved_clauses(clauses))
+        self.analysed = self
         self._operation: Any = None
         self._made: dict[str, Any] = {}
 
     def with_clauses(self, clauses: Sequence[ResolvedClause]) -> ResolvedMerge:
-        """Return the same merge with other conditions and values."""
+        """Return the same merge with other conditions and values; `analysed` is the merge as Delta resolved it."""
         other = copy(self)
         other.clauses, other._made = tuple(clauses), {}
         return other

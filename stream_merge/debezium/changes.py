@@ -59,6 +59,7 @@ def changes(
     - `before`: the row as it was, if asked for.
     - `topic`, `partition`, `offset`, `timestamp`: the record's.
     - `error`: why the record can't be decoded, or NULL. Columns that can be are filled none the less.
+    - `raw`: where there is an error, the text of the record's value; base64 of it if it is not UTF-8.
 
     Args:
         records: What Spark's Kafka source gives, `headers` with `includeHeaders=true`. Without headers, changes of primary

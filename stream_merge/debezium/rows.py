@@ -73,7 +73,11 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
         pairs = ", ".join(f"{text(name)}, bv{position}" for position, name in enumerate(names))
         parts["before"] = F.expr(f"CASE WHEN before IS NOT NULL THEN named_struct({pairs}) END")
     parts |= {name: F.col(name) for name in ("topic", "partition", "offset", "timestamp")}
-    parts["error"] = F.expr(_error_sql(settings))
+    # A column of its own, or Spark would find the error out twice.
+    frame = frame.withColumn("error", F.expr(_error_sql(settings)))
+    parts["error"] = F.col("error")
+    raw = "CASE WHEN is_no_text THEN base64(CAST(value AS BINARY)) ELSE value END"
+    parts["raw"] = F.expr(f"CASE WHEN error IS NOT NULL THEN {raw} END")
     change = F.struct(*[part.alias(name) for name, part in parts.items()])
     return frame.select(*data, change.alias(CHANGE_COL))
 

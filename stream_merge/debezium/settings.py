@@ -19,9 +19,10 @@ MERGE_OPTIONS: Mapping[str, Any] = {
     "unchanged_columns": f"{CHANGE_COL}.unavailable",
     "old_key": f"{CHANGE_COL}.old_key",
     "new_key": f"{CHANGE_COL}.new_key",
+    "error_column": f"{CHANGE_COL}.error",
     "except_columns": (CHANGE_COL,),
 }
-"""The options of `merge_sink` for changes of a table with a key: order, deletes, TRUNCATE, values that were not sent."""
+"""The options of `merge_sink` for changes of a table with a key: order, deletes, TRUNCATE, values that were not sent, errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

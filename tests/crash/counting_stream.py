@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DURING_A_JOB = ("locating", "writing")
+DURING = " (during its job)"
+"""Ending of a step at which the process dies in the job that the step announces, not before it."""
 BEFORE_CHECKPOINT_COMMIT = "before_checkpoint_commit"
 """The sink has returned, and Spark has not yet written `commits/<batch id>`."""
 MISSED = 3
@@ -41,7 +43,17 @@ def ordered_sink(path: str, **options: Any) -> MergeSink:
     return merge_sink(path, keys="id", sequence_by="n", delete_when="n % 2 = 1", **options)
 
 
-SINKS = {"counting": counting_sink, "upsert": upsert_sink, "ordered": ordered_sink}
+def quarantining_sink(path: str, **options: Any) -> MergeSink:
+    """Return the counting merge, which sets rows with a negative number aside, next to the target."""
+    return counting_sink(path, quarantine=f"{path}_rejected", expect={"not negative": "n >= 0"}, **options)
+
+
+SINKS = {
+    "counting": counting_sink,
+    "upsert": upsert_sink,
+    "ordered": ordered_sink,
+    "quarantining": quarantining_sink,
+}
 
 
 @dataclass(slots=True)
@@ -57,9 +69,10 @@ class Killer:
     def observe(self, step: str) -> None:
         """Take note of a step, and die if it is the one."""
         self.last_step = step
-        if step != self.step or self.current_batch != self.batch_id:
+        is_during = self.step == step + DURING
+        if not (step == self.step or is_during) or self.current_batch != self.batch_id:
             return
-        if step in DURING_A_JOB:
+        if step in DURING_A_JOB or is_during:
             threading.Thread(target=self._kill_during_job, daemon=True).start()
         else:
             self._kill()
@@ -67,7 +80,7 @@ class Killer:
     def _kill_during_job(self) -> None:
         tracker = self.spark.sparkContext.statusTracker()
         while not tracker.getActiveJobsIds():
-            if self.last_step not in DURING_A_JOB:
+            if self.last_step not in (*DURING_A_JOB, (self.step or "").removesuffix(DURING)):
                 os._exit(MISSED)
             time.sleep(0.001)
         self._kill()

@@ -16,7 +16,7 @@ import pytest
 from stream_merge.steps import STEPS
 from stream_merge.tombstones import FOLDER
 from tests.conftest import CreateTable
-from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT
+from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT, DURING
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import recorded_state
 from tests.streaming.child_session import child_conf, last_lines, run_child
@@ -158,3 +158,30 @@ def test_rows_and_tombstones_never_disagree(start_stream, deletion_vectors):
     left = {folder.name for folder in (Path(stream.target) / FOLDER).iterdir()}
     named = {file.path.rpartition("/")[2] for file in recorded_state(stream.target).files}
     assert named <= left
+
+
+def good(*batches: Batch) -> list[tuple[int, int]]:
+    """Return the rows that the counting sink makes of the rows that are not set aside."""
+    return count(*[[row for row in batch if row[1] >= 0] for batch in batches])
+
+
+def quarantined(spark: SparkSession, path: str) -> list[tuple[int, int, int]]:
+    """Return batch id, id and n of everything in a quarantine table."""
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    found = spark.read.format("delta").load(path).select("batch_id", "row").collect()
+    return sorted((batch_id, *(json.loads(row)[name] for name in ("id", "n"))) for batch_id, row in found)
+
+
+@pytest.mark.core
+def test_bad_rows_are_in_quarantine_once_and_good_rows_in_the_target(spark: SparkSession, start_stream):
+    """Killed before, inside and after the commit to the quarantine, and before and after the one to the target."""
+    kills = ("quarantining", "quarantining" + DURING, "quarantined", "before_commit", "after_commit")
+    # The same bad row twice, and the same one in every batch: each is one of its own.
+    batches = [
+        [*batch, (0, -1), (0, -1), (200 + number, -number - 1)]
+        for number, batch in enumerate(make_batches(len(kills) + 2))
+    ]
+    stream = start_stream("quarantining", batches, deletion_vectors=True)
+    check_kills(stream, kills, batches, good, "merge_on_read")
+    bad = [(batch_id, *row) for batch_id, batch in enumerate(batches) for row in batch if row[1] < 0]
+    assert quarantined(spark, f"{stream.target}_rejected") == sorted(bad)

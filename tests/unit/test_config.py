@@ -25,6 +25,8 @@ def faults_of(target="lake.customers", **options):
         {"on": "target.id = source.id"},
         {"keys": "id", "null_keys": "match"},
         {"keys": "id", "null_keys": "quarantine", "quarantine": "lake.rejected"},
+        {"on": "true", "quarantine": "lake.rejected", "expect": {"positive": "n > 0"}, "max_quarantined_share": 0},
+        {"keys": "id", "quarantine": "lake.rejected", "error_column": "_change.error", "max_quarantined_share": 1},
         {"keys": "id", "output_mode": "Complete", "overwrite_schema": True},
         {"keys": "id", "output_mode": "update", "merge_schema": True},
         {"keys": "id", "output_mode": "append", "strategy": "copy_on_write", "locator": "scan"},
@@ -69,11 +71,29 @@ def test_good_options_have_no_fault(options):
         ({"keys": "id", "app_id": ""}, "app_id is empty"),
         (
             {"keys": "id", "null_keys": "quarantine"},
-            'null_keys="quarantine" and quarantine (a table) go together',
+            'null_keys="quarantine" needs quarantine, the table that takes the rows',
         ),
         (
-            {"keys": "id", "quarantine": "lake.rejected"},
-            'null_keys="quarantine" and quarantine (a table) go together',
+            {"keys": "id", "max_quarantined_share": 0.5},
+            "max_quarantined_share needs quarantine, the table that takes the rows",
+        ),
+        ({"keys": "id", "quarantine": " "}, "quarantine is empty"),
+        ({"keys": "id", "quarantine": "lake.customers"}, "quarantine is the target"),
+        (
+            {"keys": "id", "quarantine": "lake.rejected", "output_mode": "complete"},
+            "quarantine, error_column and expect do not go with output mode complete, where each batch would have the same rows "
+            "again; use update",
+        ),
+        ({"keys": "id", "quarantine": "q", "error_column": " "}, "error_column is empty"),
+        ({"keys": "id", "quarantine": "q", "expect": {"": "n > 0"}}, "expect has an empty name or condition: ''"),
+        ({"keys": "id", "quarantine": "q", "expect": {"a": ""}}, "expect has an empty name or condition: 'a'"),
+        (
+            {"keys": "id", "quarantine": "q", "max_quarantined_share": 1.1},
+            "max_quarantined_share=1.1 is not between 0 and 1",
+        ),
+        (
+            {"keys": "id", "quarantine": "q", "max_quarantined_share": float("nan")},
+            "max_quarantined_share=nan is not between 0 and 1",
         ),
         (
             {"keys": "id", "overwrite_schema": True, "merge_schema": True},
@@ -179,6 +199,15 @@ def test_a_sink_keeps_its_clauses_through_pickling():
         ("not_matched_by_source", "delete", None),
     ]
     assert copy.config.clauses[1].assignments == {"qty": "target.qty + source.qty"}
+
+
+def test_a_sink_keeps_its_expectations_through_pickling():
+    expectations = {"positive": "n > 0"}
+    sink = merge_sink("lake.stock", keys="id", quarantine="lake.rejected", expect=expectations, error_column="error")
+    expectations["later"] = "n > 1"
+    copy = pickle.loads(pickle.dumps(sink))
+    assert copy.config == sink.config
+    assert copy.config.expect == {"positive": "n > 0"}
 
 
 def test_a_sink_is_named_after_its_target():

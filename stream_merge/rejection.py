@@ -1,0 +1,162 @@
+"""Why a source row cannot be merged: each check gives a reason, or NULL for the rows that pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from stream_merge.bridge.attempts import SourceValue, attempted, fails, source_values
+from stream_merge.bridge.statement import ResolvedMerge
+from stream_merge.clauses import Expression
+from stream_merge.config import SinkConfig
+from stream_merge.partial_updates import PartialUpdates
+from stream_merge.sequence import SEQUENCE
+from stream_merge.source import deletes
+from stream_merge.statement import quote
+
+_SHOWN = 80
+"""So many characters of a value are quoted in a reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A reason to set rows aside.
+
+    Attributes:
+        label: The kind of reason, without the value that it quotes.
+        reason: The reason as text, NULL for the rows that pass.
+    """
+
+    label: str
+    reason: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """Makes the checks of one sink for a batch.
+
+    Attributes:
+        spark: The session that executes them.
+        config: The sink as the user configured it.
+        ordered: The sink, its sequence in terms of columns.
+        partial: How changes set single columns, if they do.
+        columns: The columns of the batch as it arrived.
+        resolved: The merge; its source is the batch, and the column that the sink adds for the sequence.
+        target: The target's schema.
+    """
+
+    spark: SparkSession
+    config: SinkConfig
+    ordered: SinkConfig
+    partial: PartialUpdates | None
+    columns: Sequence[str]
+    resolved: ResolvedMerge
+    target: StructType
+
+    def all(self) -> list[Check]:
+        """Return every check, none of which can fail on the data."""
+        return self._made(self._errors, self._null_keys, self._sequence, self._values, self._expectations)
+
+    def stated(self) -> list[Check]:
+        """Return the checks that the user stated."""
+        return self._made(self._errors, self._expectations)
+
+    @staticmethod
+    def _made(*parts: Callable[[], Iterator[Check]]) -> list[Check]:
+        reasons: dict[str, Column] = {}
+        for part in parts:
+            for check in part():
+                known = reasons.get(check.label)
+                reasons[check.label] = check.reason if known is None else F.coalesce(known, check.reason)
+        return [Check(label=label, reason=reason) for label, reason in reasons.items()]
+
+    def _expression(self, expression: Expression) -> Column:
+        if not isinstance(expression, str):
+            return expression
+        if expression.lower() in {name.lower() for name in self.columns}:
+            return F.col(quote(expression))
+        # On lines of its own, so that a comment at the end of the text does not swallow what follows.
+        return F.expr(f"(\n{expression}\n)")
+
+    def _errors(self) -> Iterator[Check]:
+        if self.config.error_column is not None:
+            error = self._expression(self.config.error_column)
+            yield Check(label="error_column", reason=error.cast("string"))
+
+    def _null_keys(self) -> Iterator[Check]:
+        if self.config.null_keys != "quarantine":
+            return
+        names = [F.when(F.col(quote(key)).isNull(), F.lit(key)) for key in self.config.keys]
+        listed = F.concat(F.lit("NULL in a key ("), F.concat_ws(", ", *names), F.lit(")"))
+        yield Check(label="NULL in a key", reason=F.when(F.coalesce(*names).isNotNull(), listed))
+
+    def _expectations(self) -> Iterator[Check]:
+        for name, condition in self.config.expect.items():
+            label = f"expectation {name} failed"
+            is_met = attempted(self.spark, self._expression(condition))
+            yield Check(label=label, reason=F.when(is_met, F.lit(None)).otherwise(F.lit(label)))
+
+    def _sequence(self) -> Iterator[Check]:
+        """Check the expressions of a sequence that has no column yet: it is added to the rows that pass."""
+        if SEQUENCE not in self.ordered.sequence_columns:
+            return
+        stored = self.target[SEQUENCE].dataType if SEQUENCE in self.target.names else None
+        for number, part in enumerate((*self.config.sequence_by, *self.config.tie_break_by)):
+            value = self._expression(part)
+            if isinstance(stored, StructType) and number < len(stored):
+                value = value.cast(stored[number].dataType)
+            label = "the sequence cannot be computed" + (f": {part}" if isinstance(part, str) else "")
+            yield Check(label=label, reason=F.when(fails(self.spark, value), F.lit(label)))
+
+    def _values(self) -> Iterator[Check]:
+        given = {name.lower() for name in self.columns}
+        keys = {key.lower() for key in self.config.keys}
+        required = {field.name.lower() for field in self.target.fields if not field.nullable} - keys
+        if self.partial is not None:
+            # NULL may mean that the change does not set the column.
+            required -= {name.lower() for name in self.partial.columns}
+        conversions: dict[tuple[str, ...], list[Column]] = {}
+        values = self.resolved.once("source_values", lambda: source_values(self.resolved))
+        # Conditions last: what a column's own conversion says already need not be said again.
+        for value in sorted(values, key=lambda value: value.column is None):
+            if not given.issuperset(name.lower() for name in value.sources):
+                continue
+            if value.can_fail:
+                check = self._conversion(value)
+                known = conversions.setdefault(value.sources, [])
+                if value.column is None and known:
+                    check = replace(check, reason=F.when(F.coalesce(*known).isNull(), check.reason))
+                known.append(check.reason)
+                yield check
+            if value.column is not None and value.column.lower() in required:
+                yield self._not_null(value)
+
+    def _conversion(self, value: SourceValue) -> Check:
+        names = ", ".join(value.sources)
+        label = f"{names} cannot be converted to {value.type_name}"
+        if value.column is not None and value.column.lower() != names.lower():
+            label = f"{value.column}: {label}"
+        shown: list[Column] = []
+        if len(value.sources) == 1:
+            shown = [F.left(attempted(self.spark, F.col(quote(names)).cast("string")), F.lit(_SHOWN))]
+        reason = F.concat_ws(": ", F.lit(label), *shown)
+        return Check(label=label, reason=F.when(self._is_taken(value) & fails(self.spark, value.value), reason))
+
+    def _not_null(self, value: SourceValue) -> Check:
+        label = f"{value.column} is NULL, which the target does not allow"
+        is_null = attempted(self.spark, F.struct(value.value.alias("value"))).getField("value").isNull()
+        return Check(label=label, reason=F.when(self._is_taken(value) & is_null, F.lit(label)))
+
+    def _is_taken(self, value: SourceValue) -> Column:
+        """Return whether the merge may take the value from a row."""
+        ordering = {name.lower() for name in (*self.config.keys, *self.ordered.sequence_columns)}
+        if value.column is None or (self.config.keeps_order and value.column.lower() in ordering):
+            # Conditions are evaluated for every row; keys and sequence of deletes are remembered.
+            return F.lit(True)
+        # The default clauses take nothing but the key from a delete, whether it matches or not.
+        taken = value.taken_when if self.config.clauses else ~deletes(self.resolved)
+        return F.lit(True) if taken is None else F.coalesce(attempted(self.spark, taken), F.lit(False))

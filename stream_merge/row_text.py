@@ -1,0 +1,61 @@
+"""A row as JSON text that keeps all of it, whatever its types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+
+from stream_merge.statement import quote
+
+_OPTIONS = {
+    "ignoreNullFields": "false",
+    # By default Spark writes milliseconds.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "timeZone": "UTC",
+}
+
+
+def row_as_json(fields: Sequence[StructField]) -> Column:
+    """Return the row's columns of these fields as JSON.
+
+    Times are in UTC and to the microsecond, binary values are base64, NaN and infinity are strings, and a map whose keys are no
+    strings is a list of its entries, `{"key": ..., "value": ...}`.
+    """
+    columns = [_writable(F.col(quote(field.name)), field.dataType).alias(field.name) for field in fields]
+    return F.to_json(F.struct(*columns), _OPTIONS)
+
+
+def _writable(value: Column, data_type: DataType) -> Column:
+    """Return a value with lists in the place of the maps that Spark would write with unreadable keys."""
+    if not _has_such_map(data_type):
+        return value
+    if isinstance(data_type, ArrayType):
+        element = data_type.elementType
+        return F.transform(value, lambda item: _writable(item, element))
+    if isinstance(data_type, StructType):
+        fields = [_writable(value.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    assert isinstance(data_type, MapType)
+    key_type, value_type = data_type.keyType, data_type.valueType
+    if isinstance(key_type, StringType):
+        return F.transform_values(value, lambda _, item: _writable(item, value_type))
+    return F.transform(
+        F.map_entries(value),
+        lambda entry: F.struct(
+            _writable(entry.getField("key"), key_type).alias("key"),
+            _writable(entry.getField("value"), value_type).alias("value"),
+        ),
+    )
+
+
+def _has_such_map(data_type: DataType) -> bool:
+    if isinstance(data_type, MapType):
+        is_such = not isinstance(data_type.keyType, StringType)
+        return is_such or _has_such_map(data_type.valueType)
+    if isinstance(data_type, ArrayType):
+        return _has_such_map(data_type.elementType)
+    return isinstance(data_type, StructType) and any(_has_such_map(field.dataType) for field in data_type.fields)
