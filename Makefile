@@ -1,6 +1,8 @@
 # Each target does all the set-up that it needs. ARGS is handed on: make test ARGS="tests/unit -x".
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+# A Spark on tiny tables uses half of two cores: most of its time is planning, by one thread.
+WORKERS ?= 2
 IS_NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
@@ -18,7 +20,7 @@ demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and 
 	$(VENV)/bin/python -m demo $(ARGS)
 
 test: $(VENV)/.installed-test ## Run all tests on the newest supported Spark and Delta
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope $(ARGS)
 
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core $(ARGS)"

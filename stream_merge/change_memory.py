@@ -57,7 +57,7 @@ class ChangeMemory:
     _moved: tuple[TombstoneFile, ...] = ()
 
     def next_state(
-        self, deletes: DataFrame, num_deletes: int, read_version: int
+        self, deletes: DataFrame, num_deletes: int, read_version: int, *, has_older_columns: bool
     ) -> tuple[TombstoneState, dict[str, int]]:
         """Write the batch's deletes, forget what is too old, and return the state for the commit, with its metrics.
 
@@ -65,6 +65,7 @@ class ChangeMemory:
             deletes: The source's rows that tell of a delete.
             num_deletes: How many.
             read_version: The version that the commit is based on.
+            has_older_columns: Whether the batch sets single columns.
         """
         now = now_ms()
         if num_deletes and self._written is None:
@@ -72,7 +73,12 @@ class ChangeMemory:
             self._written = self.tombstones.write(deletes, num_deletes, now)
             reached("remembered")
         files = (*self.state.files, *self._moved, *([self._written] if self._written else []))
-        state = replace(self.state, read_version=read_version, files=files)
+        state = replace(
+            self.state,
+            read_version=read_version,
+            files=files,
+            has_older_columns=self.state.has_older_columns or has_older_columns,
+        )
         state, num_forgotten = self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms, now_ms=now)
         return state, {
             "num_tombstones": state.num_rows,
@@ -212,7 +218,9 @@ def _with_sequence(config: SinkConfig, batch: DataFrame, schema: StructType) -> 
     return replace(config, sequence_by=columns, tie_break_by=()), batch
 
 
-def recall(config: SinkConfig, ordered: SinkConfig, table: Table, transaction: Transaction) -> ChangeMemory | None:
+def recall(
+    config: SinkConfig, ordered: SinkConfig, table: Table, transaction: Transaction, *, had_registers: bool
+) -> ChangeMemory | None:
     """Return what the table remembers; None when the sink keeps no tombstones.
 
     Args:
@@ -220,6 +228,7 @@ def recall(config: SinkConfig, ordered: SinkConfig, table: Table, transaction: T
         ordered: The sink as `ordered_batch` returned it.
         table: The target.
         transaction: The version that is read.
+        had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch came. If no state says otherwise, rows may use it.
 
     Raises:
         ConfigurationChangedError: The table was written with other keys or another sequence.
@@ -227,7 +236,9 @@ def recall(config: SinkConfig, ordered: SinkConfig, table: Table, transaction: T
     if not config.keeps_tombstones:
         return None
     fresh = TombstoneState(
-        keys=config.keys, sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts)
+        keys=config.keys,
+        sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
+        has_older_columns=had_registers,
     )
     state = _state_of(table, transaction, fresh)
     state.check(table.name, fresh)

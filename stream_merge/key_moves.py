@@ -29,7 +29,7 @@ from stream_merge.partial_updates import (
     order_of,
     register_sequence,
 )
-from stream_merge.statement import quote
+from stream_merge.statement import column_of, quote
 
 OLD_KEY = RESERVED_PREFIX + "old_key"
 NEW_KEY = RESERVED_PREFIX + "new_key"
@@ -49,7 +49,7 @@ def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
             struct.add(f"k{number}", types[name.lower()])
         if expression is None:
             return F.lit(None).cast(struct)
-        value = F.expr(expression) if isinstance(expression, str) else expression
+        value = column_of(expression)
         fields = [value.getField(name).cast(types[name.lower()]).alias(f"k{i}") for i, name in enumerate(config.keys)]
         return F.when(value.isNotNull(), F.struct(*fields))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +30,7 @@ from stream_merge.features import check_supported, has_change_feed, has_deletion
 from stream_merge.files import DataFile
 from stream_merge.key_moves import followed_moves, with_moves
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
-from stream_merge.partial_updates import PartialUpdates, described_changes, reset_clause
+from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, described_changes, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.quarantine import Quarantine
 from stream_merge.source import (
@@ -40,6 +40,7 @@ from stream_merge.source import (
     evaluated,
     key_ranges_of,
     measured,
+    special_changes,
     without_truncates,
 )
 from stream_merge.state import SinkState
@@ -78,7 +79,9 @@ class MicroBatch:
         is_complete: Whether the batch is the whole result.
         ordered: The sink, its sequence in terms of columns that batch and target have.
         partial: How changes set single columns, if they do.
-        truncates: The rows that stand for a TRUNCATE.
+        truncates: The rows that stand for a TRUNCATE, if there are any.
+        has_moves: Whether rows get another key.
+        had_registers: Whether the target had the column for the sequences of single columns when the batch came.
         memory: The deletes that the table remembers.
         remembered: What it will remember after the commit.
         num_quarantined_rows: How many rows were set aside.
@@ -96,6 +99,8 @@ class MicroBatch:
     ordered: SinkConfig = field(init=False)
     partial: PartialUpdates | None = None
     truncates: DataFrame | None = None
+    has_moves: bool = False
+    had_registers: bool = False
     memory: ChangeMemory | None = None
     remembered: TombstoneState | None = None
     num_quarantined_rows: int = 0
@@ -135,10 +140,11 @@ class MicroBatch:
                 raise ConfigError([NO_QUARANTINE_IN_COMPLETE])
             return self._overwrite(plan, table, transaction, self_read)
         with self.timer.phase("open"):
+            self.had_registers = COLUMN_SEQUENCES in [f["name"] for f in transaction.schema["fields"]]
             transaction = prepare_target(self.config, self.frame, table, transaction)
             received = self.frame
             self.ordered, self.frame, self.partial = ordered_batch(self.config, received, transaction)
-            self.memory = recall(self.config, self.ordered, table, transaction)
+            self.memory = self._recall(table, transaction)
         clauses = checked_clauses(self.ordered)
         return self._merge(plan, clauses, table, transaction, self_read, received)
 
@@ -209,16 +215,22 @@ class MicroBatch:
                 before, earlier = transaction, self.memory
                 with self.timer.phase("open"):
                     transaction = table.begin()
-                    self.memory = recall(self.config, self.ordered, table, transaction)
+                    self.memory = self._recall(table, transaction)
+                    was_whole = self.partial is None
+                    if self.memory is not None and self.memory.state.has_older_columns:
+                        self.partial = ordered_batch(self.config, received, transaction)[2]
                     resolved = self._resolve(clauses, transaction)
                 is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
                 if not is_same:
                     check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
-                if self.memory and earlier and (earlier.has_moved or not self.memory.take_over(earlier)):
-                    # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others.
-                    if earlier.has_moved:
+                is_refolded = was_whole != (self.partial is None)
+                is_same = is_same and not is_refolded
+                if self.memory and earlier and (is_refolded or earlier.has_moved or not self.memory.take_over(earlier)):
+                    # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others, and
+                    # a table of whole rows may have got others.
+                    if is_refolded or earlier.has_moved:
                         rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
                     source = stack.enter_context(self._measured(rows, resolved, transaction))
                     is_same = False
@@ -244,6 +256,9 @@ class MicroBatch:
             new[1] = reset_clause(new[1], resolved, self.ordered, self.partial, moment)
         return resolved.with_clauses((*kept, *new))
 
+    def _recall(self, table: Table, transaction: Transaction) -> ChangeMemory | None:
+        return recall(self.config, self.ordered, table, transaction, had_registers=self.had_registers)
+
     def _analyse(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
         return self.state.resolve(self.frame, transaction, self.ordered, clauses, self.partial)
 
@@ -253,11 +268,8 @@ class MicroBatch:
         config = self.ordered
         with ExitStack() as stack:
             batch = received
-            if config.truncate_when is not None or config.old_key is not None:
-                batch = stack.enter_context(sessions.persisted(batch))
-            if config.truncate_when is not None:
-                truncates, batch = without_truncates(batch, config)
-                self.truncates = ordered_batch(self.config, truncates, transaction)[1]
+            special = special_changes(config, self.partial)
+            counts: Mapping[str, int] = {}
             if config.checks_rows:
                 quarantine = Quarantine(
                     config=self.config,
@@ -267,8 +279,19 @@ class MicroBatch:
                     name=self.name,
                     transaction=transaction,
                 )
-                accepted = stack.enter_context(quarantine.accepted(batch, self.frame, resolved.analysed))
-                batch, self.num_quarantined_rows = accepted
+                accepted = stack.enter_context(quarantine.accepted(batch, self.frame, resolved.analysed, special))
+                batch, self.num_quarantined_rows, counts = accepted
+            if special and not counts:
+                batch = stack.enter_context(sessions.persisted(batch))
+                counts = batch.alias(config.source_alias).agg(*special).collect()[0].asDict()
+            if counts.get("truncates"):
+                truncates, batch = without_truncates(batch, config)
+                self.truncates = ordered_batch(self.config, truncates, transaction)[1]
+            self.has_moves = bool(counts.get("moves"))
+            has_older = self.memory is None or self.memory.state.has_older_columns
+            if self.partial and not self.partial.is_always and not (has_older or self.has_moves or counts["partial"]):
+                # Neither batch nor target has rows whose columns differ in age: whole rows are merged faster.
+                self.partial = None
             yield ordered_batch(self.config, batch, transaction)[1]
 
     @contextmanager
@@ -276,7 +299,7 @@ class MicroBatch:
         """Give the rows that the merge takes, evaluated."""
         if self.partial is not None:
             batch = described_changes(batch, self.ordered, self.partial)
-            if self.memory is not None and self.ordered.old_key is not None:
+            if self.memory is not None and self.has_moves:
                 batch = followed_moves(
                     with_moves(batch, self.ordered),
                     self.ordered,
@@ -361,7 +384,9 @@ class MicroBatch:
         """Stage the batch's tombstones. A merge outside a stream that changes nothing commits nothing."""
         with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
             deleted = resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
-            self.remembered, counts = memory.next_state(deleted, source.num_deletes, transaction.version)
+            self.remembered, counts = memory.next_state(
+                deleted, source.num_deletes, transaction.version, has_older_columns=self.partial is not None
+            )
         staged.counts |= counts
         changes = staged.changes
         has_files = bool(staged.counts.get("num_target_files_added") or changes.removes)

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedClause, ResolvedMerge
-from stream_merge.clauses import Expression, When
+from stream_merge.clauses import When
 from stream_merge.config import SinkConfig
 from stream_merge.errors import UnsupportedTableError
 from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, contents_hash
-from stream_merge.statement import quote
+from stream_merge.statement import column_of, quote
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
@@ -42,6 +42,9 @@ NEWEST_DELETE = RESERVED_PREFIX + "newest_delete"
 DELETED = RESERVED_PREFIX + "deleted"
 """The sequence of the newest delete of a key that the table remembers."""
 
+IS_OUTDATED = RESERVED_PREFIX + "is_outdated"
+"""Whether a change is older than that delete."""
+
 IS_UNRESOLVED = RESERVED_PREFIX + "is_unresolved"
 """Whether the batch has no value for a column that a change did not send."""
 
@@ -55,12 +58,14 @@ class PartialUpdates:
         unwritten: Columns of the target that the sink never writes.
         unsent: Those of `columns` whose missing values are counted: changes say that they did not send them.
         sequence: Type of the sequence in the target, a struct of its columns; None for a sink without a sequence.
+        is_always: Whether every change leaves columns alone, whatever it holds.
     """
 
     columns: tuple[str, ...]
     unwritten: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
     sequence: StructType | None = None
+    is_always: bool = False
 
     @property
     def sequences_type(self) -> MapType:
@@ -97,26 +102,26 @@ def with_unset(batch: DataFrame, config: SinkConfig, columns: Sequence[str]) -> 
         config: The sink.
         columns: The columns that changes may set.
     """
+    return batch.alias(config.source_alias).select("*", unset_columns(config, columns).alias(UNSET))
+
+
+def unset_columns(config: SinkConfig, columns: Sequence[str]) -> Column:
+    """Return which of the columns a change leaves alone: an array of their names in lower case, NULL or empty for none."""
     unset: list[Column] = []
     if config.unchanged_columns is not None:
-        names = _expression(config.unchanged_columns)
+        names = column_of(config.unchanged_columns)
         unset.append(F.coalesce(F.transform(names, F.lower), F.array().cast("array<string>")))
     ignored = config.ignores_nulls_of(columns)
     if ignored:
         nulls = F.array(*[F.when(F.col(quote(name)).isNull(), F.lit(name.lower())) for name in ignored])
         unset.append(F.array_compact(nulls))
-    names = F.concat(*unset) if unset else F.lit(None).cast("array<string>")
-    return batch.alias(config.source_alias).select("*", names.alias(UNSET))
+    return F.concat(*unset) if unset else F.lit(None).cast("array<string>")
 
 
 def with_deletes(batch: DataFrame, config: SinkConfig) -> DataFrame:
     """Add `IS_DELETE`."""
-    is_delete = F.lit(False) if config.delete_when is None else _expression(config.delete_when)
+    is_delete = F.lit(False) if config.delete_when is None else column_of(config.delete_when)
     return batch.alias(config.source_alias).select("*", F.coalesce(is_delete, F.lit(False)).alias(IS_DELETE))
-
-
-def _expression(expression: Expression) -> Column:
-    return F.expr(expression) if isinstance(expression, str) else expression
 
 
 def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
@@ -416,6 +421,7 @@ def find_partial_updates(
         unwritten=unwritten,
         unsent=tuple(name for name in columns if name in unsent),
         sequence=sequence,
+        is_always=sequence is None or leaves_out,
     )
 
 

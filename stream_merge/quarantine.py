@@ -22,7 +22,7 @@ from stream_merge.errors import CommitConflictError, QuarantineLimitError
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rejection import Check, Checks
 from stream_merge.row_text import row_as_json
-from stream_merge.source import own_columns
+from stream_merge.source import SPECIAL, own_columns
 from stream_merge.statement import quote
 from stream_merge.steps import reached
 from stream_merge.transaction import BatchIdentity, back_off
@@ -74,8 +74,8 @@ class Quarantine:
 
     @contextmanager
     def accepted(
-        self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge
-    ) -> Iterator[tuple[DataFrame, int]]:
+        self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge, special: Sequence[Column]
+    ) -> Iterator[tuple[DataFrame, int, Mapping[str, int]]]:
         """Set the rows aside that cannot be merged, and keep the others for the block.
 
         The rows that are set aside are committed before the merge is: after a crash in between they are there, and the replay
@@ -85,9 +85,10 @@ class Quarantine:
             batch: The batch as it arrived; it is evaluated once.
             prepared: The batch as the merge was analysed for it: with columns of the sink's own behind those that arrived.
             resolved: The merge.
+            special: What else is to be counted, in the same pass (`special_changes`).
 
         Returns:
-            The rows that can be merged, with the columns of the batch, and how many cannot.
+            The rows that can be merged, with the columns of the batch; how many cannot; and what else was counted.
 
         Raises:
             QuarantineLimitError: They are more than the sink allows; nothing was written.
@@ -105,7 +106,7 @@ class Quarantine:
         # Without a table for them, other rows that cannot be merged fail the merge by themselves.
         checks = make_checks.all() if self.config.quarantine is not None else make_checks.stated()
         if not checks:
-            yield batch, 0
+            yield batch, 0, {}
             return
         missing = {f.name: f.dataType for f in prepared.schema.fields[len(batch.columns) :]} | own_columns(
             self.ordered, self.partial
@@ -115,25 +116,33 @@ class Quarantine:
         rows = resolved.source(batch.select("*", *nulls)).alias(self.config.source_alias)
         reasons = F.array(*[check.reason for check in checks]).alias(REASONS)
         with persisted(rows.select(*columns, reasons)) as judged:
-            num_rejected = self._check_limit(judged, checks)
+            num_rejected, counts = self._check_limit(judged, checks, special)
             is_rejected = F.exists(REASONS, lambda reason: reason.isNotNull())
             if num_rejected:
                 self._set_aside(judged.where(is_rejected), batch.schema, num_rejected)
-            yield judged.where(~is_rejected).select(*columns), num_rejected
+            yield judged.where(~is_rejected).select(*columns), num_rejected, counts
 
-    def _check_limit(self, judged: DataFrame, checks: Sequence[Check]) -> int:
-        """Return how many rows are rejected, found out in one pass, and log why."""
+    def _check_limit(
+        self, judged: DataFrame, checks: Sequence[Check], special: Sequence[Column]
+    ) -> tuple[int, Mapping[str, int]]:
+        """Return how many rows are rejected, and what else was counted, in one pass; log why."""
         is_rejected = F.exists(REASONS, lambda reason: reason.isNotNull())
         counts = [F.count(F.col(REASONS)[number]).alias(f"check_{number}") for number in range(len(checks))]
-        row = judged.agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.count(F.when(is_rejected, 1)).alias("rejected"),
-            F.first(F.when(is_rejected, F.array_join(REASONS, "; ")), ignorenulls=True).alias("example"),
-            *counts,
-        ).collect()[0]
+        row = (
+            judged.alias(self.config.source_alias)
+            .agg(
+                *special,
+                F.count(F.lit(1)).alias("rows"),
+                F.count(F.when(is_rejected, 1)).alias("rejected"),
+                F.first(F.when(is_rejected, F.array_join(REASONS, "; ")), ignorenulls=True).alias("example"),
+                *counts,
+            )
+            .collect()[0]
+        )
         num_rows, num_rejected = row["rows"], row["rejected"]
+        others: dict[str, int] = {name: row[name] for name in SPECIAL if name in row.asDict()}
         if not num_rejected:
-            return 0
+            return 0, others
         found = {check.label: row[f"check_{number}"] for number, check in enumerate(checks)}
         frequent = dict(sorted(((k, n) for k, n in found.items() if n), key=lambda pair: -pair[1])[:MAX_SHOWN_REASONS])
         limit = self.config.max_quarantined_share if self.config.quarantine is not None else None
@@ -148,7 +157,7 @@ class Quarantine:
             ", ".join(f"{label} {number}" for label, number in frequent.items()),
             row["example"],
         )
-        return int(num_rejected)
+        return int(num_rejected), others
 
     def _set_aside(self, rejected: DataFrame, schema: StructType, num_rejected: int) -> None:
         """Append the rows to the table.

@@ -15,7 +15,7 @@ from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.sequence import SEQUENCE
-from stream_merge.source import deletes
+from stream_merge.source import deletes, is_truncate
 from stream_merge.statement import quote
 
 _SHOWN = 80
@@ -92,7 +92,8 @@ class Checks:
             return
         names = [F.when(F.col(quote(key)).isNull(), F.lit(key)) for key in self.config.keys]
         listed = F.concat(F.lit("NULL in a key ("), F.concat_ws(", ", *names), F.lit(")"))
-        yield Check(label="NULL in a key", reason=F.when(F.coalesce(*names).isNotNull(), listed))
+        is_null = F.coalesce(*names).isNotNull() & ~is_truncate(self.config)
+        yield Check(label="NULL in a key", reason=F.when(is_null, listed))
 
     def _expectations(self) -> Iterator[Check]:
         for name, condition in self.config.expect.items():

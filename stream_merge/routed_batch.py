@@ -10,7 +10,6 @@ from functools import partial, reduce
 from threading import RLock
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -84,8 +83,11 @@ def run_routed_batch(
         spark = state.sessions.session_for(session)
     with sessions.active(spark):
         try:
-            with _named(sessions.moved(batch, spark), config) as rows:
-                routed = RoutedBatch(config=config, state=state, rows=rows, query=query, batch_id=batch_id)
+            received = sessions.moved(batch, spark)
+            with _named(received, config) as rows:
+                routed = RoutedBatch(
+                    config=config, state=state, received=received, rows=rows, query=query, batch_id=batch_id
+                )
                 return routed.run()
         except JVM_ERRORS as error:
             raise translate(error) from error
@@ -99,11 +101,8 @@ def _named(batch: DataFrame, config: RouterConfig) -> Iterator[DataFrame]:
     by = config.by
     if isinstance(by, str):
         by = F.col(quote(by)) if by in batch.columns else F.expr(by)
-    rows = batch.select("*", by.cast("string").alias(SOURCE_NAME)).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with sessions.persisted(batch.select("*", by.cast("string").alias(SOURCE_NAME))) as rows:
         yield rows
-    finally:
-        rows.unpersist(blocking=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +112,7 @@ class RoutedBatch:
     Attributes:
         config: The router.
         state: The router's caches.
+        received: The batch as it came.
         rows: The evaluated batch, with the name of each row's source.
         query: The running query, or None.
         batch_id: The micro-batch's number; None outside a stream.
@@ -120,6 +120,7 @@ class RoutedBatch:
 
     config: RouterConfig
     state: RouterState
+    received: DataFrame
     rows: DataFrame
     query: sessions.RunningQuery | None
     batch_id: int | None
@@ -193,13 +194,12 @@ class RoutedBatch:
             config = route.sink.config
             if output_mode(config, self.query) == "complete":
                 faults.append(f"{route.name}: in output mode Complete a table without rows would keep its old ones")
-            for table in (config.target, config.quarantine):
-                owner = owners.setdefault(table_root(self.spark, table), route) if table is not None else route
-                if owner is not route:
-                    faults.append(
-                        f"{owner.name} and {route.name} have sinks of their own for one table, {table}; "
-                        "give sources of one table the same sink object, and each table its own quarantine"
-                    )
+            owner = owners.setdefault(table_root(self.spark, config.target), route)
+            if owner is not route:
+                faults.append(
+                    f"{owner.name} and {route.name} have sinks of their own for one table, {config.target}; "
+                    "give sources of one table the same sink object"
+                )
             if self.batch_id is None and route.num_rows and self._reads(config.target):
                 faults.append(f"{route.name}: the frame reads {config.target}; merge it by that table's own sink")
         if faults:
@@ -208,7 +208,7 @@ class RoutedBatch:
     def _reads(self, target: str) -> bool:
         """Whether the evaluated frame came from the target: its transaction would begin too late to notice other writers."""
         try:
-            return find_self_read(open_table(self.spark, target), self.rows, None).is_read
+            return find_self_read(open_table(self.spark, target), self.received, None).is_read
         except TargetNotFoundError:
             return False
 

@@ -17,14 +17,16 @@ from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
 from stream_merge.files import KeyRange, comparable, is_prunable, physical_name
 from stream_merge.partial_updates import (
     DELETED,
+    IS_OUTDATED,
     IS_UNRESOLVED,
     NEWEST_DELETE,
     PartialUpdates,
     folded_changes,
     since_deletes,
+    unset_columns,
 )
 from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, newest_changes
-from stream_merge.statement import quote
+from stream_merge.statement import column_of, quote
 
 if TYPE_CHECKING:
     from stream_merge.change_memory import ChangeMemory
@@ -35,6 +37,9 @@ MAX_PARTITION_VALUES = 1000
 MAX_TRACKED_VALUES = 100
 """Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
 
+
+SPECIAL = ("truncates", "moves", "partial")
+"""The names of `special_changes`."""
 
 Bounds: TypeAlias = "tuple[Any, Any, int, frozenset[Any] | None]"
 
@@ -129,13 +134,32 @@ def check_columns(batch: DataFrame, config: SinkConfig) -> None:
         raise UnresolvedColumnError(f"the source has no column {', '.join(missing)}; it has {', '.join(batch.columns)}")
 
 
+def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[Column]:
+    """Return aggregates that count the changes of a batch which need steps of their own; empty if there can be none.
+
+    `truncates`; `moves`, changes that give a row another key; `partial`, changes that leave columns alone. To be taken over a
+    frame with the source's alias.
+    """
+    counts = []
+    if config.truncate_when is not None:
+        counts.append(F.count(F.when(is_truncate(config), 1)).alias("truncates"))
+    if config.old_key is not None and config.new_key is not None:
+        keys = [column_of(config.old_key).isNotNull(), column_of(config.new_key).isNotNull()]
+        counts.append(F.count(F.when(keys[0] | keys[1], 1)).alias("moves"))
+    if partial is not None and not partial.is_always:
+        counts.append(F.count(F.when(F.size(unset_columns(config, partial.columns)) > 0, 1)).alias("partial"))
+    return counts
+
+
+def is_truncate(config: SinkConfig) -> Column:
+    """Return whether a row of the source stands for a TRUNCATE."""
+    return F.lit(False) if config.truncate_when is None else F.coalesce(column_of(config.truncate_when), F.lit(False))
+
+
 def without_truncates(batch: DataFrame, config: SinkConfig) -> tuple[DataFrame, DataFrame]:
     """Return the rows that stand for a TRUNCATE, and the others."""
-    assert config.truncate_when is not None
-    condition = F.expr(config.truncate_when) if isinstance(config.truncate_when, str) else config.truncate_when
     named = batch.alias(config.source_alias)
-    is_truncate = F.coalesce(condition, F.lit(False))
-    return named.where(is_truncate), named.where(~is_truncate)
+    return named.where(is_truncate(config)), named.where(~is_truncate(config))
 
 
 def own_columns(config: SinkConfig, partial: PartialUpdates | None) -> dict[str, str]:
@@ -208,23 +232,19 @@ def _undeleted(
             if memory.is_truncated:
                 rows = rows.withColumn(NEWEST_DELETE, F.greatest(NEWEST_DELETE, truncated))
             rows = since_deletes(rows.withColumn(DELETED, truncated), partial).select(*columns)
-    deleted = memory.deleted(rows, only_older=partial is None) if memory is not None else None
-    if deleted is None:
+    found = memory.deleted(rows, only_older=partial is None) if memory is not None else None
+    if found is None:
         yield rows, num_truncated
         return
-    with persisted(deleted) as deleted:
-        num_deleted = deleted.count()
-        if not num_deleted:
-            yield rows, num_truncated
-        elif partial is None:
-            yield rows.join(deleted, SOURCE_ID, "left_anti").select(*columns), num_truncated + num_deleted
-        else:
-            assert memory is not None
-            joined = rows.join(deleted, SOURCE_ID, "left")
-            is_older = F.coalesce(memory.tombstones.sequence_column() < F.col(DELETED), F.lit(False))
-            num_outdated = joined.where(is_older).count()
-            newer = since_deletes(joined.where(~is_older), partial).select(*columns)
-            yield newer, num_truncated + num_outdated
+    with persisted(found) as deleted:
+        num_deleted, num_outdated = deleted.agg(F.count(F.lit(1)), F.count(F.when(F.col(IS_OUTDATED), 1))).collect()[0]
+        newer = rows
+        if num_deleted and partial is not None:
+            joined = rows.join(deleted, SOURCE_ID, "left").where(~F.coalesce(F.col(IS_OUTDATED), F.lit(False)))
+            newer = since_deletes(joined, partial).select(*columns)
+        elif num_deleted:
+            newer = rows.join(deleted, SOURCE_ID, "left_anti").select(*columns)
+        yield newer, num_truncated + num_outdated
 
 
 def _measured(

@@ -80,6 +80,7 @@ class SinkState:
             str(transaction.metadata),
             str(transaction.protocol),
             len(clauses),
+            partial is not None,
         )
         if key in self._resolved:
             self._resolved.move_to_end(key)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
 from stream_merge.clauses import Action, Clause, Expression, When
 from stream_merge.config import SinkConfig
 
@@ -18,6 +21,11 @@ _WHEN = {
 def quote(*parts: str) -> str:
     """Return a name as SQL, each part in back quotes."""
     return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
+
+
+def column_of(expression: Expression) -> Column:
+    """Return an expression as a Column."""
+    return F.expr(expression) if isinstance(expression, str) else expression
 
 
 def effective_clauses(config: SinkConfig) -> tuple[Clause, ...]:

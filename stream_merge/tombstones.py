@@ -21,7 +21,7 @@ from stream_merge.bridge.sessions import persisted
 from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
-from stream_merge.partial_updates import DELETED, NEWEST_DELETE
+from stream_merge.partial_updates import DELETED, IS_OUTDATED, NEWEST_DELETE
 from stream_merge.statement import quote
 
 DOMAIN = "stream_merge"
@@ -85,6 +85,7 @@ class TombstoneState:
         retired: Files that a RESTORE may want yet.
         horizon: The highest sequence of a tombstone that was forgotten, as JSON; None as long as all are there.
         truncated: The sequence of the newest TRUNCATE, as JSON.
+        has_older_columns: Whether rows may have columns that are older than the row.
     """
 
     keys: tuple[str, ...]
@@ -94,6 +95,7 @@ class TombstoneState:
     retired: tuple[RetiredFile, ...] = ()
     horizon: str | None = None
     truncated: str | None = None
+    has_older_columns: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -185,7 +187,7 @@ class Tombstones:
         return self._spark.read.schema(self._schema()).parquet(*paths)
 
     def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:
-        """Return the `SOURCE_ID` of the source's rows whose key was deleted, and in `DELETED` the sequence of the newest delete.
+        """Return the `SOURCE_ID` of the source's rows whose key was deleted, with `DELETED` and `IS_OUTDATED`.
 
         Args:
             files: The tombstones.
@@ -201,7 +203,12 @@ class Tombstones:
         for number in range(len(self.keys)):
             one, other = F.col(f"ours.k{number}"), F.col(f"theirs.k{number}")
             condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
-        return theirs.join(ours, condition).groupBy(SOURCE_ID).agg(F.max("ours.sequence").alias(DELETED))
+        newest = F.max("ours.sequence")
+        return (
+            theirs.join(ours, condition)
+            .groupBy(SOURCE_ID)
+            .agg(newest.alias(DELETED), (F.first("theirs.sequence") < newest).alias(IS_OUTDATED))
+        )
 
     def is_undecidable(self, state: TombstoneState) -> Column:
         """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""

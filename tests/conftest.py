@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,11 +72,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     overrides = dict(pair.split("=", 1) for pair in os.environ.get("STREAM_MERGE_SPARK_CONF", "").split())
     for key, value in {**SESSION_CONF, **overrides}.items():
         builder = builder.config(key, value)
-    session = (
-        builder.config("spark.jars.packages", delta_package())
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
+    builder = builder.config("spark.jars.packages", delta_package())
+    builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+    with (Path(tempfile.gettempdir()) / "stream_merge-tests.lock").open("w") as lock:
+        # Two processes that fetch the same packages at the same time would write over each other's files.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -23,7 +23,7 @@ SCHEMA = (
     "old STRUCT<id: INT, `Part 2`: STRING>, new STRUCT<id: INT, `Part 2`: STRING>"
 )
 TARGET = "id INT, `Part 2` STRING, a STRING, b STRING, seq BIGINT"
-NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "6"))
+NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "3"))
 
 
 def moving(path: str, **options: Any) -> MergeSink:
@@ -63,7 +63,6 @@ def table(create_table: CreateTable, deletion_vectors: bool) -> str:
     )
 
 
-@pytest.mark.core
 class TestOneMove:
     @pytest.mark.parametrize(
         "batches",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from stream_merge import MergeSink, merge_sink
+from stream_merge import MergeSink, merge_sink, source
 from stream_merge.errors import ConfigError, UnresolvedColumnError, UnsupportedTableError
-from stream_merge.partial_updates import COLUMN_SEQUENCES
+from stream_merge.partial_updates import COLUMN_SEQUENCES, folded_changes
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import change_rows
 
@@ -243,7 +243,6 @@ class TestFeatures:
             merge_sink(table_path, keys="id", sequence_by="seq", unchanged_columns="u").merge(batch)
 
 
-@pytest.mark.core
 class TestTruncate:
     def test_what_is_older_goes_and_stays_away(self, create_table, create_source, read_rows, deletion_vectors):
         path = create_table(
@@ -282,3 +281,36 @@ class TestTruncate:
         at_step("before_commit", lambda: append_rows(path, TARGET, [(2, "a2", "b2", 2)]))
         result = sink.merge(create_source(SCHEMA, [(None, None, None, 5, "t", None)]))
         assert (result.num_commit_attempts, read_rows(path, "id")) == (2, [Row(id=9)])
+
+
+class TestWholeRows:
+    """Where no change leaves a column alone and no row has older columns, rows are merged whole."""
+
+    def test_until_the_first_change_that_leaves_a_column_alone(
+        self, create_table, create_source, read_rows, monkeypatch
+    ):
+        folded = []
+        monkeypatch.setattr(source, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
+        path = create_table(TARGET, [(1, "a1", "b1", 1)])
+        sink = unsent(path, truncate_when="op = 't'")
+        changes = [(1, "a2", "b2", 2, "u", None), (2, "a", "b", 1, "u", []), (3, "a", "b", 1, "u", [])]
+        sink.merge(create_source(SCHEMA, changes))
+        sink.merge(create_source(SCHEMA, [(None, None, None, 1, "t", None), (2, None, None, 2, "d", None)]))
+        assert not folded
+        sink.merge(create_source(SCHEMA, [(1, "a9", None, 9, "u", ["b"])]))
+        late = sink.merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None), (2, "x", "x", 1, "u", None)]))
+        assert len(folded) == 2
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a9", b="b5"), Row(id=3, a="a", b="b")]
+        assert late.num_outdated_rows == 1
+
+    def test_another_sink_makes_the_first_such_row_between_open_and_commit(
+        self, create_table, create_source, read_rows, at_step
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)])
+        unsent(path).merge(create_source(SCHEMA, [(2, "a", "b", 1, "u", None)]))
+        at_step("before_commit", lambda: unsent(path).merge(create_source(SCHEMA, [(1, "a9", None, 9, "u", ["b"])])))
+        result = unsent(path).merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None)]))
+        assert (result.num_commit_attempts, read_rows(path, "id", "a", "b")) == (
+            2,
+            [Row(id=1, a="a9", b="b5"), Row(id=2, a="a", b="b")],
+        )

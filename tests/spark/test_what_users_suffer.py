@@ -240,3 +240,64 @@ def test_a_changed_configuration_does_not_mix_up_the_table(
     run(changes.stream(spark), by_key(path), checkpoint)
     assert read_rows(path, "id", "v") == [Row(id=1, v="a"), Row(id=3, v="d")]
     assert recorded_ids(path) == [0, 1, 2]
+
+
+UNSENT = f"{CHANGES}, big STRING, unsent ARRAY<STRING>, old_key STRUCT<id: INT>, new_key STRUCT<id: INT>"
+
+
+def unsent_values(path: str) -> MergeSink:
+    """Return the sink of a change stream that does not send large values which did not change."""
+    return by_key(path, unchanged_columns="unsent", old_key="old_key", new_key="new_key")
+
+
+def test_a_large_value_that_was_not_sent_does_not_overwrite_the_one_that_is_there(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    """memiiso/debezium-server-iceberg#196, apache/hudi#19748: the placeholder of a TOAST value, in place of the value."""
+    path = create_table(f"{TARGET}, big STRING", [(1, "a", 1, "L1")], deletion_vectors=deletion_vectors)
+    changes = [
+        (1, "b", 2, "u", None, ["big"], None, None),
+        (2, "a", 1, "u", "L2", None, None, None),
+        (2, "b", 2, "u", None, ["big"], None, None),
+    ]
+    result = unsent_values(path).merge(create_source(UNSENT, changes))
+    assert read_rows(path, "id", "v", "big") == [Row(id=1, v="b", big="L1"), Row(id=2, v="b", big="L2")]
+    assert result.num_unresolved_rows == 0
+
+
+def test_a_changed_primary_key_leaves_no_old_row_behind_and_loses_no_value(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    """apache/hudi#9186: the old row stays; materialize#6553: both halves have one position in the log."""
+    path = create_table(f"{TARGET}, big STRING", [(1, "a", 1, "L1")], deletion_vectors=deletion_vectors)
+    sink = unsent_values(path)
+    # The halves lie in two partitions, and may be read in two micro-batches.
+    sink.merge(create_source(UNSENT, [(2, "b", 5, "u", None, ["big"], (1,), None)]))
+    sink.merge(create_source(UNSENT, [(1, None, 5, "d", None, None, None, (2,))]))
+    assert read_rows(path, "id", "v", "big") == [Row(id=2, v="b", big="L1")]
+
+
+def test_two_streams_that_each_fill_some_columns_do_not_undo_each_other(create_table, create_source, read_rows):
+    """Paimon needs a sequence group for each stream: with one sequence, the changes of the other stream are late."""
+    path = create_table("id INT, name STRING, total INT")
+    names = merge_sink(path, keys="id", sequence_by="at + 0", columns="name")
+    totals = merge_sink(path, keys="id", sequence_by="at + 0", columns="total")
+    totals.merge(create_source("id INT, total INT, at INT", [(1, 7, 100)]))
+    names.merge(create_source("id INT, name STRING, at INT", [(1, "Ada", 2)]))
+    names.merge(create_source("id INT, name STRING, at INT", [(1, "late", 1)]))
+    totals.merge(create_source("id INT, total INT, at INT", [(1, 8, 101)]))
+    assert read_rows(path, "id", "name", "total") == [Row(id=1, name="Ada", total=8)]
+
+
+def test_one_bad_record_does_not_stop_the_stream_and_is_not_lost(create_table, create_source, read_rows, tmp_path):
+    """apache/hudi#2401: one bad record ends a pipeline that is meant to run for good."""
+    path, rejected = create_table("id INT, n INT"), str(tmp_path / "rejected")
+    sink = merge_sink(path, keys="id", null_keys="quarantine", quarantine=rejected)
+    changes = [("1", "5"), ("2", "five"), (None, "6")]
+    result = sink.merge(create_source("id STRING, n STRING", changes))
+    assert (read_rows(path), result.num_quarantined_rows) == ([Row(id=1, n=5)], 2)
+    reasons = [row["reason"] for row in read_rows(rejected, "reason")]
+    assert [("NULL in a key" in reason, "cannot be converted" in reason) for reason in sorted(reasons)] == [
+        (True, False),
+        (False, True),
+    ]

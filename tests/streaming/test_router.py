@@ -357,12 +357,17 @@ def test_two_sinks_of_one_table_are_refused_however_it_is_spelt(
     assert rows(spark, path) == [(1, 1)]
 
 
-def test_one_quarantine_for_two_tables_is_refused(spark, tables, create_source, tmp_path: Path):
-    """Delta would skip the second append of one batch id under one application id."""
-    options = {"null_keys": "quarantine", "quarantine": str(tmp_path / "rejected")}
-    sinks = {name: merge_sink(path, keys="id", **options) for name, path in tables.items()}
-    with pytest.raises(ConfigError, match=r"orders and items have sinks of their own for one table, .*rejected"):
-        merge_router(sinks).merge(create_source(ROUTED, [("orders", 1, 1)]))
+def test_tables_may_share_a_quarantine(spark, tables, changes: ChangeFiles, checkpoint: Path, tmp_path: Path):
+    """Each records the batch under an id of its own, or Delta would skip the second append."""
+    rejected = str(tmp_path / "rejected")
+    options = {"expect": {"small": "n < 10"}, "quarantine": rejected}
+    router = merge_router({name: merge_sink(path, keys="id", **options) for name, path in tables.items()})
+    for _ in range(2):
+        changes.add([(name, 1, 1) for name in tables] + [(name, 2, 20) for name in tables])
+        run(changes.stream(spark), router, checkpoint)
+    found = spark.read.format("delta").load(rejected).groupBy("target").count().collect()
+    assert {tuple(row) for row in found} == {(path, 2) for path in tables.values()}
+    assert all(rows(spark, path) == [(1, 1)] for path in tables.values())
 
 
 @pytest.mark.core
