@@ -1,5 +1,6 @@
 """The README's stream and the examples do what they say."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples import complete_mode, many_tables, upsert
+from stream_merge import debezium
+from tests.debezium.captures import DEMO, EVENT_SCHEMA, as_records
 
 pytestmark = pytest.mark.core
 
@@ -189,6 +192,41 @@ def test_the_quarantine_of_the_guide(spark, create_table, tmp_path, rows_of):
         (failed,),
         (f'{{"id": 42, "price": ; NULL in a key (id); {failed}',),
     ]
+
+
+def test_the_changes_of_some_columns_in_the_guide(create_table, create_source, tmp_path, rows_of):
+    create_table("id INT, name STRING, notes STRING, seq INT", [(1, "a", "long", 1)], path=str(tmp_path / "customers"))
+    schema = "id INT, name STRING, notes STRING, seq INT, unsent ARRAY<STRING>"
+    changes = create_source(schema, [(1, "b", None, 2, ["notes"]), (2, "c", "short", 1, None)])
+    [code] = guide_blocks("Changes that set some columns")
+    code = "from stream_merge import merge_sink\n" + code.replace('"/data/', f'"{tmp_path}/')
+    exec(compile(code, "guide.md", "exec"), {"changes": changes})
+    assert rows_of(tmp_path / "customers", "id", "name", "notes") == [(1, "b", "long"), (2, "c", "short")]
+
+
+def test_the_stream_of_the_debezium_page(spark, create_table, tmp_path, rows_of):
+    types = "id BIGINT, name STRING, email STRING, address STRING, balance DECIMAL(12, 2)"
+    create_table(types, path=str(tmp_path / "customers"))
+    with gzip.open(DEMO / "events.jsonl.gz", "rt", encoding="utf-8", newline="\n") as lines:
+        changed = [line for line in lines if '"shop.public.customers"' in line and '\\"op\\":\\"u\\"' in line]
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "1.json").write_text("".join(changed[:40]), encoding="utf-8", newline="\n")
+    log = str(tmp_path / "events")
+    [code] = [
+        block for block in python_blocks((ROOT / "docs/debezium.md").read_text()) if "debezium.MERGE_OPTIONS" in block
+    ]
+    for path in ('"/data/', '"checkpoints/'):
+        code = code.replace(path, f'"{tmp_path}/' if "data" in path else f'"{tmp_path}/checkpoints/')
+    variables = {"records": as_records(spark.readStream.schema(EVENT_SCHEMA).json(log))}
+    exec(compile(code, "debezium.md", "exec"), variables)
+    try:
+        variables["query"].processAllAvailable()
+    finally:
+        variables["query"].stop()
+    changes = debezium.changes(as_records(spark.read.schema(EVENT_SCHEMA).json(log)), types, ["id"]).collect()
+    newest = {row["id"]: row["name"] for row in sorted(changes, key=lambda row: tuple(row["_change"]["sequence"]))}
+    assert rows_of(tmp_path / "customers", "id", "name") == sorted(newest.items())
+    assert len(newest) > 10
 
 
 def test_the_upsert_example(spark, tmp_path, rows_of):

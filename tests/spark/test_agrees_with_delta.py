@@ -6,7 +6,6 @@ STREAM_MERGE_EXAMPLES in the environment sets how many examples are drawn; each 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from delta.tables import DeltaTable
-from hypothesis import HealthCheck, Phase, event, given, note, settings
+from hypothesis import event, given, note
 from pyspark.errors import PySparkException
 
 from stream_merge import AmbiguousMatchError, MergeResult, StreamMergeError
@@ -24,6 +23,7 @@ from stream_merge.errors import ClauseError, MergeExecutionError, SchemaMismatch
 from tests.spark.cases import Bag, bag_of, quote, schema_of
 from tests.spark.delta_log import latest_version, row_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
+from tests.spark.drawing import drawn
 from tests.spark.random_merges import Column, RandomHistory, RandomMerge, RandomTable, histories
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "20"))
 SEEN: set[str] = set()
 """Merges that agreed. Hypothesis tries variations of each, of which half differ in nothing but the rows."""
 
@@ -58,16 +57,7 @@ class State:
     changes: Bag
 
 
-@settings(
-    max_examples=EXAMPLES,
-    # The same examples in every plain run, so that a change is judged by what it does; others by STREAM_MERGE_EXAMPLES.
-    derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
-    phases=[Phase.explicit, Phase.generate],
-    deadline=None,
-    print_blob=True,
-    report_multiple_bugs=False,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-)
+@drawn(20)
 @given(history=histories())
 def test_sink_agrees_with_delta(spark: SparkSession, tmp_path: Path, history: RandomHistory) -> None:
     shape = repr([(merge.condition, merge.clauses) for merge in history.merges])

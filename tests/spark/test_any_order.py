@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_merge import merge_sink
 from tests.conftest import CreateTable
+from tests.spark.drawing import drawn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
 
-NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "6"))
 KEYS = (1, 2, 3, None)
 SCHEMA = "id INT, part STRING, v STRING, seq INT, op STRING"
 
@@ -76,12 +75,7 @@ def test_any_split_repetition_and_order_gives_the_fold(
 ) -> None:
     numbers = iter(range(10**6))
 
-    @settings(
-        max_examples=NUM_EXAMPLES,
-        deadline=None,
-        derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(6)
     @given(log=logs())
     def check(log: Log) -> None:
         path = str(tmp_path / f"target_{next(numbers)}")
@@ -156,12 +150,7 @@ def test_changes_of_single_columns_in_any_order_give_the_fold(
 ) -> None:
     numbers = iter(range(10**6))
 
-    @settings(
-        max_examples=(NUM_EXAMPLES + 1) // 2,
-        deadline=None,
-        derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(3)
     @given(log=partial_logs())
     def check(log: PartialLog) -> None:
         path = str(tmp_path / f"target_{next(numbers)}")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink
 from stream_merge.tombstones import MAX_FILES
 from tests.conftest import CreateTable
+from tests.spark.drawing import drawn
 from tests.spark.tables import recorded_state
 
 SCHEMA = (
@@ -23,7 +23,6 @@ SCHEMA = (
     "old STRUCT<id: INT, `Part 2`: STRING>, new STRUCT<id: INT, `Part 2`: STRING>"
 )
 TARGET = "id INT, `Part 2` STRING, a STRING, b STRING, seq BIGINT"
-NUM_EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "3"))
 
 
 def moving(path: str, **options: Any) -> MergeSink:
@@ -161,12 +160,7 @@ def test_partitions_read_at_any_speed_and_twice_give_the_table(
 ) -> None:
     numbers = iter(range(10**6))
 
-    @settings(
-        max_examples=NUM_EXAMPLES,
-        deadline=None,
-        derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(3)
     @given(seed=st.integers(0, 10**9), num_batches=st.integers(1, 5))
     def check(seed: int, num_batches: int) -> None:
         log, expected = history(seed)

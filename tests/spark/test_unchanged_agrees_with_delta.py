@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -12,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, event, given, note, settings
+from hypothesis import event, given, note
 from pyspark.sql import functions as F
 
 from stream_merge import MergeResult
 from tests.spark.cases import Bag, bag_of, encode, quote
 from tests.spark.delta_log import latest_version, row_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
+from tests.spark.drawing import drawn
 from tests.spark.random_merges import RandomHistory, RandomMerge, RandomTable, histories
 from tests.spark.test_agrees_with_delta import class_of, create_table, error_of, frame_of, read_columns
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.slow
-
-EXAMPLES = int(os.environ.get("STREAM_MERGE_EXAMPLES", "10"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +37,7 @@ class TrackedRow:
     file: str
 
 
-@settings(
-    max_examples=EXAMPLES,
-    derandomize="STREAM_MERGE_EXAMPLES" not in os.environ,
-    phases=[Phase.explicit, Phase.generate],
-    deadline=None,
-    print_blob=True,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
+@drawn(10)
 @given(history=histories())
 def test_unchanged_rows_stay_and_all_others_are_deltas(
     spark: SparkSession, tmp_path: Path, history: RandomHistory
