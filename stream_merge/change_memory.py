@@ -57,7 +57,7 @@ class ChangeMemory:
     _moved: tuple[TombstoneFile, ...] = ()
 
     def next_state(
-        self, deletes: DataFrame, num_deletes: int, read_version: int, *, has_older_columns: bool
+        self, deletes: DataFrame, num_deletes: int, read_version: int, *, partial: PartialUpdates | None
     ) -> tuple[TombstoneState, dict[str, int]]:
         """Write the batch's deletes, forget what is too old, and return the state for the commit, with its metrics.
 
@@ -65,7 +65,7 @@ class ChangeMemory:
             deletes: The source's rows that tell of a delete.
             num_deletes: How many.
             read_version: The version that the commit is based on.
-            has_older_columns: Whether the batch sets single columns.
+            partial: How the batch sets single columns, if it does.
         """
         now = now_ms()
         if num_deletes and self._written is None:
@@ -73,12 +73,10 @@ class ChangeMemory:
             self._written = self.tombstones.write(deletes, num_deletes, now)
             reached("remembered")
         files = (*self.state.files, *self._moved, *([self._written] if self._written else []))
-        state = replace(
-            self.state,
-            read_version=read_version,
-            files=files,
-            has_older_columns=self.state.has_older_columns or has_older_columns,
-        )
+        older = self.state.older_columns
+        if older is not None and partial is not None:
+            older = tuple(sorted({*older, *(name.lower() for name in partial.columns)}))
+        state = replace(self.state, read_version=read_version, files=files, older_columns=older)
         state, num_forgotten = self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms, now_ms=now)
         return state, {
             "num_tombstones": state.num_rows,
@@ -238,7 +236,7 @@ def recall(
     fresh = TombstoneState(
         keys=config.keys,
         sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
-        has_older_columns=had_registers,
+        older_columns=None if had_registers else (),
     )
     state = _state_of(table, transaction, fresh)
     state.check(table.name, fresh)

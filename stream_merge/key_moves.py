@@ -205,7 +205,9 @@ class _Handover:
         for i, name in enumerate(self._partial.columns):
             theirs = register_sequence(F.col("new_sequences"), name, F.col("new_sequence"))
             ours = register_sequence(F.col("old_sequences"), name, F.col("old_sequence"))
-            value, sequence = merged_register(F.col(f"new_{i}"), F.col(f"old_{i}"), theirs, ours, F.col("reset"))
+            value, sequence = merged_register(
+                F.col(f"new_{i}"), F.col(f"old_{i}"), theirs, ours, F.col("reset"), is_fill=F.lit(False)
+            )
             values[name] = value
             unset.append(F.when(sequence.isNull(), F.lit(name.lower())))
         row = F.struct(*[value.alias(name) for name, value in values.items()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,7 +78,9 @@ class MicroBatch:
         identity: Under which ids the batch is recorded; None outside a stream.
         is_complete: Whether the batch is the whole result.
         ordered: The sink, its sequence in terms of columns that batch and target have.
-        partial: How changes set single columns, if they do.
+        all_partial: How changes of the sink may set single columns, if they may.
+        partial: How those of this batch do, and the rows of the target.
+        unset: The columns that a change of the batch leaves alone, if that was looked for.
         truncates: The rows that stand for a TRUNCATE, if there are any.
         has_moves: Whether rows get another key.
         had_registers: Whether the target had the column for the sequences of single columns when the batch came.
@@ -97,7 +99,9 @@ class MicroBatch:
     conflicts: list[str] = field(default_factory=list)
     attempts: int = 0
     ordered: SinkConfig = field(init=False)
+    all_partial: PartialUpdates | None = None
     partial: PartialUpdates | None = None
+    unset: Sequence[str] | None = None
     truncates: DataFrame | None = None
     has_moves: bool = False
     had_registers: bool = False
@@ -143,7 +147,8 @@ class MicroBatch:
             self.had_registers = COLUMN_SEQUENCES in [f["name"] for f in transaction.schema["fields"]]
             transaction = prepare_target(self.config, self.frame, table, transaction)
             received = self.frame
-            self.ordered, self.frame, self.partial = ordered_batch(self.config, received, transaction)
+            self.ordered, self.frame, self.all_partial = ordered_batch(self.config, received, transaction)
+            self.partial = self.all_partial
             self.memory = self._recall(table, transaction)
         clauses = checked_clauses(self.ordered)
         return self._merge(plan, clauses, table, transaction, self_read, received)
@@ -216,16 +221,15 @@ class MicroBatch:
                 with self.timer.phase("open"):
                     transaction = table.begin()
                     self.memory = self._recall(table, transaction)
-                    was_whole = self.partial is None
-                    if self.memory is not None and self.memory.state.has_older_columns:
-                        self.partial = ordered_batch(self.config, received, transaction)[2]
+                    folded = self.partial
+                    self._narrow()
                     resolved = self._resolve(clauses, transaction)
                 is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
                 if not is_same:
                     check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
-                is_refolded = was_whole != (self.partial is None)
+                is_refolded = self.partial != folded
                 is_same = is_same and not is_refolded
                 if self.memory and earlier and (is_refolded or earlier.has_moved or not self.memory.take_over(earlier)):
                     # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others, and
@@ -268,8 +272,8 @@ class MicroBatch:
         config = self.ordered
         with ExitStack() as stack:
             batch = received
-            special = special_changes(config, self.partial)
-            counts: Mapping[str, int] = {}
+            special = special_changes(config, self.all_partial)
+            counts: Mapping[str, Any] = {}
             if config.checks_rows:
                 quarantine = Quarantine(
                     config=self.config,
@@ -288,22 +292,31 @@ class MicroBatch:
                 truncates, batch = without_truncates(batch, config)
                 self.truncates = ordered_batch(self.config, truncates, transaction)[1]
             self.has_moves = bool(counts.get("moves"))
-            has_older = self.memory is None or self.memory.state.has_older_columns
-            if self.partial and not self.partial.is_always and not (has_older or self.has_moves or counts["partial"]):
-                # Neither batch nor target has rows whose columns differ in age: whole rows are merged faster.
-                self.partial = None
+            self.unset = counts.get("unset")
+            self._narrow()
             yield ordered_batch(self.config, batch, transaction)[1]
+
+    def _narrow(self) -> None:
+        """Limit what is merged column by column to the columns that may differ in age from their row; mostly there are few."""
+        known = self.memory.state.older_columns if self.memory is not None else None
+        if self.all_partial is None or self.all_partial.is_always or known is None or self.unset is None:
+            self.partial = self.all_partial
+            return
+        older = {*known, *self.unset}
+        # Whole rows, where there is none, unless values have to follow a row to another key.
+        self.partial = self.all_partial.narrowed(older) if older or self.has_moves else None
 
     @contextmanager
     def _evaluated(self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[DataFrame]:
         """Give the rows that the merge takes, evaluated."""
         if self.partial is not None:
-            batch = described_changes(batch, self.ordered, self.partial)
+            assert self.all_partial is not None
+            batch = described_changes(batch, self.ordered, self.all_partial)
             if self.memory is not None and self.has_moves:
                 batch = followed_moves(
                     with_moves(batch, self.ordered),
                     self.ordered,
-                    self.partial,
+                    self.all_partial,
                     read_target=lambda keys: self._target_rows(keys, resolved, transaction),
                     left=self.memory.left(),
                     keep=self.memory.keep_moved,
@@ -385,7 +398,7 @@ class MicroBatch:
         with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
             deleted = resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
             self.remembered, counts = memory.next_state(
-                deleted, source.num_deletes, transaction.version, has_older_columns=self.partial is not None
+                deleted, source.num_deletes, transaction.version, partial=self.partial
             )
         staged.counts |= counts
         changes = staged.changes

@@ -7,7 +7,7 @@ order in which changes arrive makes no difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,12 @@ class PartialUpdates:
     unsent: tuple[str, ...] = ()
     sequence: StructType | None = None
     is_always: bool = False
+
+    def narrowed(self, names: Collection[str]) -> PartialUpdates:
+        """Return the same for a batch in which only some columns, in lower case, may differ in age from their row."""
+        columns = tuple(name for name in self.columns if name.lower() in names)
+        unsent = tuple(name for name in self.unsent if name.lower() in names)
+        return replace(self, columns=columns, unsent=unsent)
 
     @property
     def sequences_type(self) -> MapType:
@@ -200,7 +206,7 @@ def folded_changes(
         is_unresolved = is_unresolved | own_sequences[name].isNull()
     return ranked.select(
         *[
-            column_sequences({**own_sequences, **never}, F.col(own[0])).alias(name)
+            column_sequences({**own_sequences, **never}, F.col(own[0]), partial).alias(name)
             if name == COLUMN_SEQUENCES
             else (values[name].alias(name) if name in values else F.col(quote(name)))
             for name in changes.columns[: changes.columns.index(UNSET)]
@@ -237,8 +243,10 @@ def since_deletes(rows: DataFrame, partial: PartialUpdates) -> DataFrame:
     return rows.select(*[replaced.get(name, F.col(quote(name))) for name in rows.columns])
 
 
-def column_sequences(sequences: Mapping[str, Column], of_row: Column) -> Column:
+def column_sequences(sequences: Mapping[str, Column], of_row: Column, partial: PartialUpdates) -> Column:
     """Return the map of the columns whose sequence is not the row's; NULL if there is none."""
+    if not sequences:
+        return F.lit(None).cast(partial.sequences_type)
     entries = [
         F.when(~sequence.eqNullSafe(of_row), F.struct(F.lit(name.lower()).alias("key"), sequence.alias("value")))
         for name, sequence in sequences.items()
@@ -318,8 +326,10 @@ class _Registers:
             ours = register_sequence(old[self._of_sequences], name, of_row)
             is_older = is_older | F.coalesce(ours < truncated, F.lit(False))
             never = nothing.cast(self._type)
-            values[place], sequences[name] = merged_register(nothing, old[place], never, ours, truncated)
-        values[self._of_sequences] = column_sequences(sequences, of_row)
+            values[place], sequences[name] = merged_register(
+                nothing, old[place], never, ours, truncated, is_fill=F.lit(False)
+            )
+        values[self._of_sequences] = column_sequences(sequences, of_row, self._partial)
         return replace(clause, condition=is_older, values=tuple(values), are_values_source_only=False)
 
     def _sequence(self, values: Sequence[Column]) -> Column:
@@ -339,15 +349,16 @@ class _Registers:
         newest = F.when(is_newer, of_change).otherwise(of_row)
         reset = F.col(NEWEST_DELETE).cast(self._type)
 
-        merged = list(old)
+        # Columns without a register are as new as their row.
+        merged = [F.when(is_newer, value).otherwise(known) for value, known in zip(new, old, strict=True)]
         sequences: dict[str, Column] = {}
-        for place in self._of_sequence:
-            merged[place] = F.when(is_newer, new[place]).otherwise(old[place])
         for name, place in self._registers.items():
             theirs = register_sequence(new[self._of_sequences], name, of_change)
             ours = register_sequence(old[self._of_sequences], name, of_row)
-            merged[place], sequences[name] = merged_register(new[place], old[place], theirs, ours, reset)
-        merged[self._of_sequences] = column_sequences(sequences, newest)
+            merged[place], sequences[name] = merged_register(
+                new[place], old[place], theirs, ours, reset, is_fill=F.col(IS_FILL)
+            )
+        merged[self._of_sequences] = column_sequences(sequences, newest, self._partial)
         return tuple(merged)
 
 
@@ -369,7 +380,9 @@ def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
     return F.when(F.map_contains_key(sequences, name), sequences[name]).otherwise(of_row)
 
 
-def merged_register(new: Column, old: Column, theirs: Column, ours: Column, reset: Column) -> tuple[Column, Column]:
+def merged_register(
+    new: Column, old: Column, theirs: Column, ours: Column, reset: Column, *, is_fill: Column
+) -> tuple[Column, Column]:
     """Return the value of a column after a change, and its sequence.
 
     Args:
@@ -378,9 +391,11 @@ def merged_register(new: Column, old: Column, theirs: Column, ours: Column, rese
         theirs: Sequence of the change's value, NULL if it has none.
         ours: Sequence of the row's value, NULL if it has none.
         reset: Sequence of a delete that comes with the change; NULL if none does.
+        is_fill: Whether the value is one that was handed on: of the same sequence, the row's own value stays.
     """
     is_reset = F.coalesce(ours < reset, F.lit(False))
-    is_taken = theirs.isNotNull() & (ours.isNull() | is_reset | ~(theirs < ours))
+    is_newer = F.when(is_fill, ours < theirs).otherwise(~(theirs < ours))
+    is_taken = theirs.isNotNull() & (ours.isNull() | is_reset | is_newer)
     return F.when(is_taken, new).when(~is_reset, old), F.when(is_taken, theirs).when(~is_reset, ours)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -75,7 +76,7 @@ class Quarantine:
     @contextmanager
     def accepted(
         self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge, special: Sequence[Column]
-    ) -> Iterator[tuple[DataFrame, int, Mapping[str, int]]]:
+    ) -> Iterator[tuple[DataFrame, int, Mapping[str, Any]]]:
         """Set the rows aside that cannot be merged, and keep the others for the block.
 
         The rows that are set aside are committed before the merge is: after a crash in between they are there, and the replay
@@ -124,7 +125,7 @@ class Quarantine:
 
     def _check_limit(
         self, judged: DataFrame, checks: Sequence[Check], special: Sequence[Column]
-    ) -> tuple[int, Mapping[str, int]]:
+    ) -> tuple[int, Mapping[str, Any]]:
         """Return how many rows are rejected, and what else was counted, in one pass; log why."""
         is_rejected = F.exists(REASONS, lambda reason: reason.isNotNull())
         counts = [F.count(F.col(REASONS)[number]).alias(f"check_{number}") for number in range(len(checks))]
@@ -140,7 +141,7 @@ class Quarantine:
             .collect()[0]
         )
         num_rows, num_rejected = row["rows"], row["rejected"]
-        others: dict[str, int] = {name: row[name] for name in SPECIAL if name in row.asDict()}
+        others: dict[str, Any] = {name: row[name] for name in SPECIAL if name in row.asDict()}
         if not num_rejected:
             return 0, others
         found = {check.label: row[f"check_{number}"] for number, check in enumerate(checks)}

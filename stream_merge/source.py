@@ -38,7 +38,7 @@ MAX_TRACKED_VALUES = 100
 """Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
 
 
-SPECIAL = ("truncates", "moves", "partial")
+SPECIAL = ("truncates", "moves", "unset")
 """The names of `special_changes`."""
 
 Bounds: TypeAlias = "tuple[Any, Any, int, frozenset[Any] | None]"
@@ -137,8 +137,8 @@ def check_columns(batch: DataFrame, config: SinkConfig) -> None:
 def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[Column]:
     """Return aggregates that count the changes of a batch which need steps of their own; empty if there can be none.
 
-    `truncates`; `moves`, changes that give a row another key; `partial`, changes that leave columns alone. To be taken over a
-    frame with the source's alias.
+    `truncates`; `moves`, changes that give a row another key; `unset`, the names of the columns that a change leaves alone. To be
+    taken over a frame with the source's alias.
     """
     counts = []
     if config.truncate_when is not None:
@@ -147,7 +147,8 @@ def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[
         keys = [column_of(config.old_key).isNotNull(), column_of(config.new_key).isNotNull()]
         counts.append(F.count(F.when(keys[0] | keys[1], 1)).alias("moves"))
     if partial is not None and not partial.is_always:
-        counts.append(F.count(F.when(F.size(unset_columns(config, partial.columns)) > 0, 1)).alias("partial"))
+        unset = unset_columns(config, partial.columns)
+        counts.append(F.array_distinct(F.flatten(F.collect_set(unset))).alias("unset"))
     return counts
 
 

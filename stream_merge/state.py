@@ -80,7 +80,7 @@ class SinkState:
             str(transaction.metadata),
             str(transaction.protocol),
             len(clauses),
-            partial is not None,
+            partial and partial.columns,
         )
         if key in self._resolved:
             self._resolved.move_to_end(key)

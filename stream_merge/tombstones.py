@@ -85,7 +85,7 @@ class TombstoneState:
         retired: Files that a RESTORE may want yet.
         horizon: The highest sequence of a tombstone that was forgotten, as JSON; None as long as all are there.
         truncated: The sequence of the newest TRUNCATE, as JSON.
-        has_older_columns: Whether rows may have columns that are older than the row.
+        older_columns: The columns, in lower case, that may be older than their row; None if that is not known.
     """
 
     keys: tuple[str, ...]
@@ -95,7 +95,7 @@ class TombstoneState:
     retired: tuple[RetiredFile, ...] = ()
     horizon: str | None = None
     truncated: str | None = None
-    has_older_columns: bool = False
+    older_columns: tuple[str, ...] | None = ()
 
     @property
     def num_rows(self) -> int:
@@ -122,7 +122,8 @@ class TombstoneState:
             keys=tuple(values.pop("keys")),
             sequence=tuple(values.pop("sequence")),
             files=tuple(TombstoneFile(**file) for file in values.pop("files")),
-            retired=tuple(RetiredFile(**file) for file in values.pop("retired")),
+            retired=tuple(RetiredFile(**file) for file in values.pop("retired", ())),
+            older_columns=_names(values.pop("older_columns", ())),
             **values,
         )
 
@@ -142,6 +143,10 @@ class TombstoneState:
                     "remembered deletes cannot be compared. Take the old configuration again, or write to a new table; if the "
                     f"table was made to fit (its rows re-keyed, its sequences rewritten), call reset_state() of the sink once."
                 )
+
+
+def _names(names: list[str] | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,12 @@ def create_computed(
     return path
 
 
+def kept_frames(spark: SparkSession) -> list[str]:
+    """Return the names of what Spark keeps in memory, but for the snapshots of tables that Delta keeps."""
+    rdds = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(spark.sparkContext._jsc.sc().getPersistentRDDs())
+    return [str(rdd.name()) for rdd in rdds.values() if not str(rdd.name()).startswith("Delta Table State")]
+
+
 def files_below(path: str) -> list[str]:
     """Return every file of a table's directory, log included."""
     return sorted(str(file.relative_to(path)) for file in Path(path).rglob("*") if file.is_file())

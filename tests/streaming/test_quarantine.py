@@ -21,6 +21,7 @@ from tests.conftest import CreateTable
 from tests.debezium.records import SCHEMA as RECORDS
 from tests.debezium.records import envelope, frame_of, record
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
+from tests.spark.tables import kept_frames
 from tests.streaming.streams import (
     SCHEMA,
     ChangeFiles,
@@ -122,7 +123,7 @@ def test_every_reason(spark, create_table: CreateTable, create_source, rejected,
         key=repr,
     )
     assert (result.num_quarantined_rows, result.num_source_rows) == (10, 2)
-    assert not spark.sparkContext._jsc.getPersistentRDDs()
+    assert not kept_frames(spark)
 
 
 def test_a_row_with_a_null_key_alone_is_still_an_error_unless_told_otherwise(create_table, create_source, rejected):
@@ -597,7 +598,7 @@ def test_complete_mode_is_refused(spark, create_table: CreateTable, changes: Cha
     totals = changes.stream(spark).groupBy("id").agg(F.sum("n").alias("n"))
     sink = merge_sink(target, keys="id", quarantine=rejected, expect=NOT_NEGATIVE)
     error = run_to_failure(totals, sink, checkpoint, output_mode="complete")
-    assert "quarantine does not go with output mode complete" in error
+    assert "do not go with output mode complete" in error
     assert rows(spark, target) == [(1, 1)]
 
 

@@ -15,6 +15,7 @@ import pytest
 from stream_merge import MergeResult, merge_sink
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version
+from tests.spark.tables import kept_frames
 from tests.streaming.streams import (
     SCHEMA,
     ChangeFiles,
@@ -33,6 +34,7 @@ NUM_BATCHES = 200
 WARM_UP = 20
 POOLED = (
     "Executor task ",  # grows to the number of cores and shrinks when idle
+    "kill-executor-thread",  # Spark's own, once a heartbeat was late on a busy machine
     "ResultQueryStageExecution",  # a thread for each job of the last minute
     "QueryStageCreator",
     "ForkJoinPool",
@@ -84,11 +86,9 @@ def is_of_py4j(thread: threading.Thread) -> bool:
 def footprint(spark: SparkSession) -> Footprint:
     """Return what is there now."""
     context = spark.sparkContext
-    rdds = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(context._jsc.sc().getPersistentRDDs())
     threads = spark._jvm.java.lang.Thread.getAllStackTraces().keySet()
     return Footprint(
-        # Delta keeps the state of its snapshots in RDDs of this name.
-        persisted=[str(rdd.name()) for rdd in rdds.values() if not str(rdd.name()).startswith("Delta Table State")],
+        persisted=kept_frames(spark),
         is_cache_empty=bool(spark._jsparkSession.sharedState().cacheManager().isEmpty()),
         views=sorted(table.name for table in spark.catalog.listTables() if table.isTemporary),
         conf={name: value for name, value in spark.conf.getAll.items() if name != SET_BY_DELTA},
