@@ -20,7 +20,7 @@ demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and 
 	$(VENV)/bin/python -m demo $(ARGS)
 
 test: $(VENV)/.installed-test ## Run all tests on the newest supported Spark and Delta
-	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core $(ARGS)"
