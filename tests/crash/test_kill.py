@@ -172,7 +172,6 @@ def quarantined(spark: SparkSession, path: str) -> list[tuple[int, int, int]]:
     return sorted((batch_id, *(json.loads(row)[name] for name in ("id", "n"))) for batch_id, row in found)
 
 
-@pytest.mark.core
 def test_bad_rows_are_in_quarantine_once_and_good_rows_in_the_target(spark: SparkSession, start_stream):
     """Killed before, inside and after the commit to the quarantine, and before and after the one to the target."""
     kills = ("quarantining", "quarantining" + DURING, "quarantined", "before_commit", "after_commit")

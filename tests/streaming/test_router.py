@@ -327,7 +327,6 @@ def test_no_more_tables_at_a_time_than_allowed(
     assert {name: rows(spark, path)[0] for name, path in tables.items()} == dict.fromkeys(names, (0, 1))
 
 
-@pytest.mark.core
 def test_nothing_is_left_behind(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):
     router = merge_router(counting_sinks(tables), prepare=without_topic)
     batches = [[(name, number % 3, 1) for name in NAMES[: 1 + number % 3]] for number in range(15)]
