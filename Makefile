@@ -39,7 +39,7 @@ $(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | java
 	@echo "Installing Spark, Delta Lake and the tools into $(VENV); Spark alone is some 400 MB, so this takes minutes, once."
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517 \
-		--constraint $(CONSTRAINTS) --editable ".[spark,$*]"
+		--constraint $(CONSTRAINTS) --editable ".[spark,cli,$*]"
 	@touch $@
 
 java: python

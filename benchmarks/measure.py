@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,28 +68,29 @@ class Measured:
 
 def measure(task: Task) -> Measured:
     """Build the tables, run the rounds, and compare what came of them."""
-    spark = _start_session(task)
+    spark = start_session(task.workdir, SETTINGS[task.settings], task.driver_memory)
     try:
         return _Bench(spark, task).run()
     finally:
         spark.stop()
 
 
-def _start_session(task: Task) -> SparkSession:
+def start_session(workdir: Path, settings: Mapping[str, str], driver_memory: str) -> SparkSession:
+    """Start Spark with Delta Lake on all cores."""
     builder = (
         SparkSession.builder.master("local[*]")
         .appName("stream_merge benchmark")
         .config("spark.jars.packages", delta_package())
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-        .config("spark.driver.memory", task.driver_memory)
-        .config("spark.local.dir", str(task.workdir / "spark"))
-        .config("spark.sql.warehouse.dir", str(task.workdir / "warehouse"))
+        .config("spark.driver.memory", driver_memory)
+        .config("spark.local.dir", str(workdir / "spark"))
+        .config("spark.sql.warehouse.dir", str(workdir / "warehouse"))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for name, value in SETTINGS[task.settings].items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

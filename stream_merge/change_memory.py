@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.config import SinkConfig
 from stream_merge.engines.job import now_ms
 from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct
+from stream_merge.rows_without_key import ROW_ID, with_row_ids
 from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
 from stream_merge.steps import reached
 from stream_merge.tombstones import DOMAIN, TombstoneFile, Tombstones, TombstoneState
@@ -87,10 +89,24 @@ class ChangeMemory:
 
     def deleted(self, source: DataFrame, *, only_older: bool) -> DataFrame | None:
         """Return what `Tombstones.deleted` returns of all remembered deletes; None if there are none."""
+        if ROW_ID in self.tombstones.keys:
+            return None  # The id of an event has one sequence: no change of it is older.
+        return self._read(lambda files: self.tombstones.deleted(files, source, only_older=only_older))
+
+    def dead(self) -> DataFrame | None:
+        """Return all tombstones; a key may have several. None if there are none."""
+        return self._read(self.tombstones.read)
+
+    def cutoff_ms(self) -> int:
+        """Return before when tombstones are old enough to be forgotten, in milliseconds since the epoch."""
+        return now_ms() - self.retention_ms
+
+    def _read(self, read: Callable[[Sequence[TombstoneFile]], DataFrame]) -> DataFrame | None:
+        """Read what is remembered; files that are gone are forgotten."""
         if not self.state.files:
             return None
         try:
-            return self.tombstones.deleted(self.state.files, source, only_older=only_older)
+            return read(self.state.files)
         except AnalysisException:
             missing = [file.path for file in self.state.files if not self.tombstones.table.exists(file.path)]
             if not missing:
@@ -101,7 +117,7 @@ class ChangeMemory:
             ", ".join(missing),
         )
         self.state = replace(self.state, files=tuple(file for file in self.state.files if file.path not in missing))
-        return self.deleted(source, only_older=only_older)
+        return self._read(read)
 
     def truncate(self, truncates: DataFrame) -> str | None:
         """Note the newest TRUNCATE of a batch; return its sequence as JSON if it is newer than all that were noted before."""
@@ -124,8 +140,12 @@ class ChangeMemory:
         return is_same
 
     def left(self) -> DataFrame | None:
-        """Return the tombstones of earlier batches that hold the values of rows which got another key."""
+        """Return the tombstones of earlier batches that hold the values of rows which got another key; None if there are none."""
         return self.tombstones.read_moved(self.state.files)
+
+    def lacking(self) -> DataFrame | None:
+        """Return those of them that hold some of the row's values only; None if there are none."""
+        return self.tombstones.read_moved(self.state.files, only_lacking=True)
 
     def keep_moved(self, rows: DataFrame) -> DataFrame | None:
         """Write tombstones that hold values, and return them as they are then read; None if there are none."""
@@ -159,11 +179,15 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     schema = _schema_of(transaction)
     names = schema.names
     is_changed = False
-    if stored_in(config.sequence_parts, batch.columns, names) == (SEQUENCE,) and SEQUENCE not in names:
+    if config.before is not None and ROW_ID not in names:
+        table.add_column(ROW_ID, "string")
+        is_changed = True
+    columns = (SEQUENCE,) if config.before is not None else stored_in(config.sequence_parts, batch.columns, names)
+    if columns == (SEQUENCE,) and SEQUENCE not in names:
         added = with_sequence(batch, config.sequence_parts, config.source_alias, None).schema[SEQUENCE]
         table.add_column(SEQUENCE, added.dataType.simpleString())
         is_changed = True
-    if COLUMN_SEQUENCES not in names:
+    if config.sets_columns and COLUMN_SEQUENCES not in names:
         if is_changed:
             transaction = table.begin()
         partial = ordered_batch(config, batch, transaction)[2]
@@ -185,8 +209,10 @@ def ordered_batch(
     The columns are the ones that hold the sequence, and the ones that are written.
     """
     schema = _schema_of(transaction)
+    if config.before is not None:
+        return *with_row_ids(config, batch, schema), None
     config, batch = _with_sequence(config, batch, schema)
-    if config.clauses or not config.keys:
+    if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
         return config, batch, None
     if config.columns or config.except_columns:
         in_target = {name.lower() for name in schema.names}
@@ -234,21 +260,33 @@ def recall(
     if not config.keeps_tombstones:
         return None
     fresh = TombstoneState(
-        keys=config.keys,
+        keys=ordered.keys,
         sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
         older_columns=None if had_registers else (),
     )
     state = _state_of(table, transaction, fresh)
     state.check(table.name, fresh)
     schema = {f.name.lower(): f.dataType for f in _schema_of(transaction).fields}
+    if state.older_columns is None:
+        # No commit has said it: a batch was killed before its own, or nothing was merged. It is looked up once.
+        state = replace(state, older_columns=_older_columns(table, transaction))
     tombstones = Tombstones(
         table=table,
-        keys={key: schema[key.lower()] for key in config.keys},
+        keys={key: schema[key.lower()] for key in ordered.keys},
         sequence={name: schema[name.lower()] for name in ordered.sequence_columns},
         is_null_safe=config.null_keys == "match",
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
     return ChangeMemory(tombstones=tombstones, state=state, retention_ms=retention_ms)
+
+
+def _older_columns(table: Table, transaction: Transaction) -> tuple[str, ...]:
+    """Return the columns that are older than their row in some row of the version that is read."""
+    rows = table.spark.read.format("delta").option("versionAsOf", transaction.version).load(table.path())
+    if COLUMN_SEQUENCES not in rows.columns:
+        return ()
+    names = rows.select(F.explode(F.map_keys(COLUMN_SEQUENCES)).alias("name")).distinct().collect()
+    return tuple(sorted(row["name"] for row in names))
 
 
 def forget_state(spark: SparkSession, target: str) -> None:
@@ -259,7 +297,7 @@ def forget_state(spark: SparkSession, target: str) -> None:
     if transaction.domain_metadata(DOMAIN) is None:
         return
     try:
-        transaction.commit({}, CommitActions(domain_metadata={DOMAIN: None}), manual_operation(session), {})
+        transaction.commit({}, CommitActions(domain_metadata={DOMAIN: None}), manual_operation(session))
     except JVM_ERRORS as error:
         raise translate(error) from error
 

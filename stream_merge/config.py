@@ -34,6 +34,7 @@ class SinkConfig:
     target: str
     keys: tuple[str, ...] = ()
     on: Expression | None = None
+    before: Expression | None = None
     sequence_by: tuple[Expression, ...] = ()
     tie_break_by: tuple[Expression, ...] = ()
     tombstone_retention: timedelta = DEFAULT_TOMBSTONE_RETENTION
@@ -95,9 +96,17 @@ class SinkConfig:
         return self.quarantine is not None or self.error_column is not None or bool(self.expect)
 
     @property
+    def sets_columns(self) -> bool:
+        """Whether changes may set some columns of a row only."""
+        return (
+            bool(self.columns or self.except_columns or self.ignore_null_updates) or self.unchanged_columns is not None
+        )
+
+    @property
     def needs_default_clauses(self) -> dict[str, bool]:
         """The options that belong to the default clauses, and whether they are given."""
         return {
+            "before": self.before is not None,
             "delete_when": self.delete_when is not None,
             "truncate_when": self.truncate_when is not None,
             "columns": bool(self.columns),
@@ -134,8 +143,8 @@ class SinkConfig:
 
     def _key_faults(self) -> list[str]:
         faults = []
-        if bool(self.keys) == (self.on is not None):
-            faults.append("give exactly one of keys and on")
+        if [bool(self.keys), self.on is not None, self.before is not None].count(True) != 1:
+            faults.append("give exactly one of keys, on and before")
         for name, columns in (
             ("keys", self.keys),
             ("sequence_by", self.sequence_by),
@@ -152,7 +161,9 @@ class SinkConfig:
             faults.append(
                 f"tombstone_retention={self.tombstone_retention} is negative; timedelta(0) keeps no tombstones"
             )
-        if not self.keys:
+        if self.before is not None:
+            faults += self._keyless_faults()
+        elif not self.keys:
             faults += [
                 f"{name} needs keys"
                 for name, is_given in (
@@ -169,6 +180,28 @@ class SinkConfig:
                 if is_given
             ]
         return [*faults, *self._column_faults()]
+
+    def _keyless_faults(self) -> list[str]:
+        faults = [
+            f"before needs {name}"
+            for name, is_given in (
+                ("sequence_by, by which an event is known again", bool(self.sequence_by)),
+                ("delete_when: which changes only remove", self.delete_when is not None),
+                ("a tombstone_retention: removals wait for rows that come late", bool(self.tombstone_retention)),
+            )
+            if not is_given
+        ]
+        return faults + [
+            f"{name} needs keys; with before there are none"
+            for name, is_given in (
+                ("unchanged_columns", self.unchanged_columns is not None),
+                ("ignore_null_updates", bool(self.ignore_null_updates)),
+                ("old_key", self.old_key is not None),
+                ("new_key", self.new_key is not None),
+                (f"null_keys={self.null_keys!r}", self.null_keys != "error"),
+            )
+            if is_given
+        ]
 
     def _column_faults(self) -> list[str]:
         faults = []

@@ -7,6 +7,7 @@ import logging
 from pyspark.sql import DataFrame
 
 from stream_merge.bridge import sessions
+from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError
@@ -60,7 +61,7 @@ def run_micro_batch(
     if query is None and batch_id is not None:
         query = sessions.running_query(session)
     identity = None if batch_id is None else batch_identity(config, query, batch_id)
-    with state.lock, sessions.active(spark := state.execution_session(session)):
+    with state.lock, without_call_sites(), sessions.active(spark := state.execution_session(session)):
         micro_batch = MicroBatch(
             config=config,
             state=state,

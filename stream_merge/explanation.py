@@ -17,6 +17,7 @@ from stream_merge.files import is_prunable
 from stream_merge.micro_batch import checked_clauses
 from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates
 from stream_merge.plan import Strategy, choose_strategy
+from stream_merge.rows_without_key import ROW_ID
 from stream_merge.sequence import SEQUENCE
 from stream_merge.source import check_columns
 from stream_merge.state import SinkState
@@ -82,11 +83,14 @@ def _ordered(
     lines = []
     added: list[str] = []
     names = [f["name"] for f in transaction.schema["fields"]]
+    if config.before is not None:
+        lines.append(f"  rows      without a key, by their contents, under ids in {ROW_ID}")
+        added += [ROW_ID] if ROW_ID not in names else []
     if config.sequence_by:
         lines.append(f"  order     by {', '.join(ordered.sequence_columns)}")
         if config.keeps_order and SEQUENCE in ordered.sequence_columns and SEQUENCE not in names:
             added.append(SEQUENCE)
-            lines[0] += ", a column that the sink will add to the target"
+            lines[-1] += ", a column that the sink will add to the target"
         if config.keeps_tombstones:
             lines.append(f"            deletes are remembered for {config.tombstone_retention}")
     if partial is not None:
@@ -98,4 +102,7 @@ def _ordered(
         return ordered, sequenced, partial, lines
     written = tuple(name for name in ordered.columns if name not in added)
     sequence = () if SEQUENCE in added else ordered.sequence_by
+    if ROW_ID in added:
+        # No row has an id yet.
+        ordered = replace(ordered, keys=(), on="false", before=config.before)
     return replace(ordered, columns=written, sequence_by=sequence), sequenced.drop(*added), None, lines

@@ -7,6 +7,12 @@ from typing import Any
 
 from stream_merge.errors import UnsupportedTableError
 
+GENERATED = "delta.generationExpression"
+"""In the metadata of a generated column."""
+
+CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
+"""In the metadata of a column that was declared as CHAR or VARCHAR: its declared type; its type is STRING."""
+
 MAINTAINED = frozenset(
     {
         "allowColumnDefaults",

@@ -7,13 +7,17 @@ key that gives values but no row (`IS_FILL`), and where the arrival is not there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
@@ -21,22 +25,47 @@ from stream_merge.partial_updates import (
     COLUMN_SEQUENCES,
     IS_DELETE,
     IS_FILL,
-    NEWEST_DELETE,
     UNSET,
     PartialUpdates,
-    folded_changes,
-    merged_register,
     order_of,
     register_sequence,
 )
+from stream_merge.sequence import contents_hash
 from stream_merge.statement import column_of, quote
 
 OLD_KEY = RESERVED_PREFIX + "old_key"
 NEW_KEY = RESERVED_PREFIX + "new_key"
-_ORDER = RESERVED_PREFIX + "move_order"
-_OF = RESERVED_PREFIX + "of_{}"
 _MAX_HOPS = 32
 """How often a row may change its key within one batch; later changes of its key then lack values, and are counted."""
+
+_MAX_BROADCAST_MOVES = 100_000
+"""With more, Spark decides how to join them with the batch, which is large as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """The changes of keys in a batch whose values have to be handed on: some are not sent, or not in this batch.
+
+    Attributes:
+        changes: The batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
+        departures: The persisted departures whose arrival lacks values or is not in the batch: the keys `from` and `to`, structs
+            k0, k1, ..., and the sequence `at`.
+        num_departures: How many.
+        num_lacking: How many arrivals lack values.
+        bounds: Smallest and largest value of each key column that departures leave.
+    """
+
+    changes: DataFrame
+    departures: DataFrame
+    num_departures: int
+    num_lacking: int
+    bounds: Sequence[tuple[Any, Any]]
+
+    @property
+    def broadcast_departures(self) -> DataFrame:
+        """The departures as the side of a join that goes to every task, unless they are too many."""
+        is_small = self.num_departures <= _MAX_BROADCAST_MOVES
+        return F.broadcast(self.departures) if is_small else self.departures
 
 
 def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
@@ -58,164 +87,208 @@ def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
     )
 
 
+@contextmanager
+def find_moves(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> Iterator[Moves | None]:
+    """Give the changes of keys whose values have to be handed on; None if rows take all their values along, as most do.
+
+    Args:
+        changes: The batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
+        config: The sink, its sequence in columns.
+        partial: What changes may set.
+    """
+    key = F.struct(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(config.keys)])
+    is_departure = F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull()
+    is_arrival = ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull()
+    moves = changes.where(is_departure | is_arrival).select(
+        is_departure.alias("departs"),
+        F.when(is_departure, key).otherwise(F.col(OLD_KEY)).alias("from"),
+        F.when(is_departure, F.col(NEW_KEY)).otherwise(key).alias("to"),
+        order_of(config.sequence_columns, partial).alias("at"),
+        F.coalesce(F.size(UNSET) > 0, F.lit(False)).alias("lacks"),
+    )
+    # What needs no value gets none.
+    newest_whole = F.max(F.when(~F.col("departs") & ~F.col("lacks"), F.col("at"))).over(
+        Window.partitionBy("from", "to")
+    )
+    is_needy = F.when(F.col("departs"), ~F.coalesce(newest_whole >= F.col("at"), F.lit(False))).otherwise(
+        F.col("lacks")
+    )
+    needy = moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
+    with persisted(needy) as needy:
+        ends = [
+            aggregate(F.when(F.col("departs"), F.col("from")[f"k{i}"])).alias(f"{name}_{i}")
+            for i in range(len(config.keys))
+            for name, aggregate in (("low", F.min), ("high", F.max))
+        ]
+        counts = [F.count_if(F.col("departs")).alias("departures"), F.count_if(~F.col("departs")).alias("lacking")]
+        found = summary(needy, *counts, *ends)
+        if not found["departures"] and not found["lacking"]:
+            yield None
+            return
+        yield Moves(
+            changes=changes,
+            departures=needy.where("departs").drop("departs"),
+            num_departures=found["departures"],
+            num_lacking=found["lacking"],
+            bounds=[(found[f"low_{i}"], found[f"high_{i}"]) for i in range(len(config.keys))],
+        )
+
+
+@contextmanager
 def followed_moves(
-    changes: DataFrame,
+    moves: Moves,
     config: SinkConfig,
     partial: PartialUpdates,
     *,
-    read_target: Callable[[DataFrame], DataFrame],
-    left: DataFrame | None,
+    read_target: Callable[[Moves], DataFrame],
+    left: Callable[[], DataFrame | None],
+    lacking: Callable[[], DataFrame | None],
     keep: Callable[[DataFrame], DataFrame | None],
-) -> DataFrame:
-    """Return the batch with the values that key changes hand on.
+) -> Iterator[DataFrame]:
+    """Give the batch with the values that key changes hand on.
 
     Args:
-        changes: The persisted batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
+        moves: What has to be handed on.
         config: The sink, its sequence in columns.
         partial: What changes may set.
-        read_target: Gives the target's rows of the keys in a frame, which has the columns k0, k1, ...
-        left: The tombstones of earlier batches that hold values; None if there are none.
+        read_target: Gives the target's rows of the keys that are left.
+        left: Gives the tombstones of earlier batches that hold values; None if there are none.
+        lacking: Gives those of them that hold some of the row's values only.
         keep: Writes tombstones that hold values, and gives them as they are then read; None if there are none.
     """
-    order = order_of(config.sequence_columns, partial)
-    key = F.struct(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(config.keys)])
-    lacks = F.coalesce(F.size(UNSET) > 0, F.lit(False))
-    departures = changes.where(F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull())
-    arrivals = changes.where(~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull()).select(
-        F.col(OLD_KEY).alias("arrived_from"), key.alias("arrived_at"), order.alias("arrived"), lacks.alias("lacks")
-    )
-    facts = departures.select(F.lit(1).alias("departs"), F.lit(0).alias("lacks")).unionAll(
-        arrivals.select(F.lit(0), F.col("lacks").cast("int"))
-    )
-    num_departures, num_lacking = facts.agg(F.sum("departs"), F.sum("lacks")).collect()[0]
-    if not num_departures and not num_lacking:
-        return changes
-
-    # What needs no value gets none: most rows take all their values along.
-    is_pair = (F.col("arrived_from") == key) & (F.col("arrived_at") == F.col(NEW_KEY)) & ~(F.col("arrived") < order)
-    needy = departures.join(arrivals.where(~F.col("lacks")), is_pair, "left_anti").dropDuplicates(
-        [*config.keys, NEW_KEY, *config.sequence_columns]
-    )
-    handover = _Handover(changes, config, partial, order, read_target)
+    handover = _Handover(moves, config, partial)
     handed: list[DataFrame] = []
-    if left is not None and num_lacking:
-        from_key = F.struct(*[F.col(f"k{i}") for i in range(len(config.keys))]).cast(changes.schema[OLD_KEY].dataType)
-        to_key = F.col("moved.to").cast(changes.schema[OLD_KEY].dataType)
-        is_awaited = (F.col("arrived_from") == from_key) & (F.col("arrived_at") == to_key)
-        is_awaited = is_awaited & ~(F.col("arrived") < F.col("sequence")) & F.col("lacks")
-        handed.append(left.join(arrivals, is_awaited, "left_semi"))
-    states = None
-    for _ in range(_hops(needy, key, order)):
-        # Kept at once: a plan that computes one state from the other would grow with each key of a row.
-        states = keep(handover.states(needy, [*handed, *([states] if states is not None else [])]))
-    if states is not None:
-        handed.append(states)
-    passed = reduce(DataFrame.unionByName, handed) if handed and left is not None else None
-    for _ in range(_MAX_HOPS):
-        if passed is None or left is None:
-            break
-        # Rows that have left their new key, too, before the values came: these go after them.
-        passed = keep(handover.passed_on(passed, left))
-        handed += [passed] if passed is not None else []
-    return reduce(DataFrame.unionByName, [changes, *(handover.fills(frame) for frame in handed)])
+    remembered = left()
+    if remembered is not None and moves.num_lacking:
+        handed.append(handover.awaited(remembered))
+    with ExitStack() as stack:
+        if moves.num_departures:
+            target = read_target(moves)
+            hops = _hops(moves.departures, stack)
+            if hops > 1:
+                target = stack.enter_context(persisted(target))
+            states: list[DataFrame] = []
+            for _ in range(hops - 1):
+                # Kept at once: a plan that computes one state from the other would grow with each key of a row.
+                states = [stack.enter_context(persisted(handover.states(target, [*handed, *states])))]
+            kept = keep(handover.states(target, [*handed, *states]))
+            handed += [kept] if kept is not None else []
+        incomplete = lacking()
+        passed = reduce(DataFrame.unionByName, handed) if handed and incomplete is not None else None
+        for _ in range(_MAX_HOPS):
+            if passed is None or incomplete is None:
+                break
+            # Rows that have left their new key, too, before the values came: these go after them.
+            passed = keep(handover.passed_on(passed, incomplete))
+            handed += [passed] if passed is not None else []
+        yield reduce(DataFrame.unionByName, [moves.changes, *(handover.fills(frame) for frame in handed)])
 
 
-def _hops(departures: DataFrame, key: Column, order: Column) -> int:
+def _hops(departures: DataFrame, stack: ExitStack) -> int:
     """Return how many departures of one row follow each other in the batch."""
-    steps = departures.select(key.alias("from"), F.col(NEW_KEY).alias("to"), order.alias("at"))
-    last = steps
-    for hops in range(_MAX_HOPS):
+    onward = departures.select(*[F.col(name).alias(f"next_{name}") for name in departures.columns])
+    is_onward = (F.col("to") == F.col("next_from")) & (F.col("at") < F.col("next_at"))
+    last = departures
+    for hops in range(1, _MAX_HOPS):
+        steps = last.join(onward, is_onward).select(*[F.col(f"next_{name}").alias(name) for name in last.columns])
+        last = stack.enter_context(persisted(steps.distinct()))
         if last.isEmpty():
             return hops
-        onward = steps.select(*[F.col(name).alias(f"next_{name}") for name in steps.columns])
-        is_onward = (
-            (F.col("to") == F.col("next_from")) & ~(F.col("next_at") < F.col("at")) & (F.col("next_at") != F.col("at"))
-        )
-        last = last.join(onward, is_onward).select(
-            F.col("next_from").alias("from"), F.col("next_to").alias("to"), F.col("next_at").alias("at")
-        )
     return _MAX_HOPS
 
 
 class _Handover:
     """The state of rows at their departure, and the changes that hand it on."""
 
-    def __init__(
-        self,
-        changes: DataFrame,
-        config: SinkConfig,
-        partial: PartialUpdates,
-        order: Column,
-        read_target: Callable[[DataFrame], DataFrame],
-    ) -> None:
-        self._changes = changes
+    def __init__(self, moves: Moves, config: SinkConfig, partial: PartialUpdates) -> None:
+        self._moves = moves
+        self._changes = moves.changes
         self._keys = config.keys
         self._sequence = config.sequence_columns
         self._partial = partial
-        self._order = order
-        self._read_target = read_target
+        self._key = F.struct(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(config.keys)])
+        self._order = order_of(config.sequence_columns, partial)
 
-    def states(self, departures: DataFrame, handed: Sequence[DataFrame]) -> DataFrame:
-        """Return tombstones with the values of the departures' rows, to which others may have been handed before."""
-        of = {i: _OF.format(i) for i in range(len(self._keys))}
-        moments = departures.select(
-            *[F.col(quote(name)).alias(of[i]) for i, name in enumerate(self._keys)], self._order.alias(_ORDER)
-        )
-        is_same_key = F.lit(True)
-        for i, name in enumerate(self._keys):
-            is_same_key = is_same_key & (F.col(quote(name)) == F.col(of[i]))
+    def states(self, target: DataFrame, handed: Sequence[DataFrame]) -> DataFrame:
+        """Return tombstones with the values of the departures' rows, to which others may have been handed before.
+
+        The row's columns are registers: the newest value that the target has or a change set, since the newest delete.
+        """
         changes = reduce(DataFrame.unionByName, [self._changes, *map(self.fills, handed)])
-        history = changes.join(moments, is_same_key & (self._order < F.col(_ORDER))).drop(*of.values())
-        history = history.select(_ORDER, *[F.col(quote(name)) for name in changes.columns])
-        folded = folded_changes(history, [*self._keys, _ORDER], self._sequence, self._partial)
-        named = {name: f"new_{i}" for i, name in enumerate(self._partial.columns)}
-        batch = folded.select(
-            *[F.col(quote(name)).alias(f"batch_{i}") for i, name in enumerate(self._keys)],
-            F.col(_ORDER).alias("batch_order"),
-            order_of(self._sequence, self._partial).alias("new_sequence"),
-            F.col(COLUMN_SEQUENCES).alias("new_sequences"),
-            F.col(NEWEST_DELETE).alias("reset"),
-            *[F.col(quote(name)).alias(alias) for name, alias in named.items()],
+        departures = self._moves.departures
+        key_type = departures.schema["from"].dataType
+        entries = [f"entry_{i}" for i in range(len(self._partial.columns))]
+        # A departure without a history has a state, too.
+        itself = departures.select(
+            F.col("from").alias("key"),
+            *[F.lit(None).alias(name) for name in ("order", "reset", "rank", *entries)],
         )
-        keys = departures.select(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(self._keys)])
-        target = self._read_target(keys.distinct())
-        there = {field.name.lower() for field in target.schema}
-        has_registers = COLUMN_SEQUENCES in there
-        null = F.lit(None)
-        old = target.select(
-            *[F.col(quote(name)).alias(f"target_{i}") for i, name in enumerate(self._keys)],
-            order_of(self._sequence, self._partial).alias("old_sequence"),
-            (F.col(COLUMN_SEQUENCES) if has_registers else null.cast(self._partial.sequences_type)).alias(
-                "old_sequences"
-            ),
-            *[
-                (F.col(quote(name)) if name.lower() in there else null)
-                .cast(self._changes.schema[name].dataType)
-                .alias(f"old_{i}")
-                for i, name in enumerate(self._partial.columns)
-            ],
+        records = self._changed(changes).unionByName(self._known(target)).unionByName(itself)
+        records = records.withColumn("key", F.col("key").cast(key_type))
+        is_before = (F.col("key") == F.col("from")) & (F.col("order").isNull() | (F.col("order") < F.col("at")))
+        newest = [
+            F.max_by(name, F.when(F.col(name).isNotNull(), F.struct(f"{name}.sequence", "rank"))) for name in entries
+        ]
+        histories = records.join(self._moves.broadcast_departures, is_before).groupBy("from", "to", "at")
+        folded = histories.agg(
+            F.max("reset").alias("reset"), *[entry.alias(name) for entry, name in zip(newest, entries, strict=True)]
         )
-        of_batch, of_target = F.col("batch_order") == self._order, F.col("old_sequence") < self._order
-        for i, name in enumerate(self._keys):
-            of_batch = of_batch & (F.col(f"batch_{i}") == F.col(quote(name)))
-            of_target = of_target & (F.col(f"target_{i}") == F.col(quote(name)))
-        joined = departures.join(batch, of_batch, "left").join(old, of_target, "left")
-        values: dict[str, Column] = {}
-        unset = []
+        values, unset = [], []
+        for name, entry in zip(self._partial.columns, entries, strict=True):
+            is_gone = F.col(entry).isNull() | F.coalesce(F.col(entry)["sequence"] < F.col("reset"), F.lit(False))
+            values.append(F.when(~is_gone, F.col(entry)["value"]).alias(name))
+            unset.append(F.when(is_gone, F.lit(name.lower())))
+        return folded.select(
+            "from.*",
+            F.col("at").alias("sequence"),
+            self._moved(F.col("to"), F.struct(*values), F.array_compact(F.array(*unset))),
+        )
+
+    def _changed(self, changes: DataFrame) -> DataFrame:
+        """Return what each change sets: of each column an entry of value and sequence, NULL if it leaves the column alone."""
+        entries = []
         for i, name in enumerate(self._partial.columns):
-            theirs = register_sequence(F.col("new_sequences"), name, F.col("new_sequence"))
-            ours = register_sequence(F.col("old_sequences"), name, F.col("old_sequence"))
-            value, sequence = merged_register(
-                F.col(f"new_{i}"), F.col(f"old_{i}"), theirs, ours, F.col("reset"), is_fill=F.lit(False)
-            )
-            values[name] = value
-            unset.append(F.when(sequence.isNull(), F.lit(name.lower())))
-        row = F.struct(*[value.alias(name) for name, value in values.items()])
-        return joined.select(
-            *[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(self._keys)],
-            self._order.alias("sequence"),
-            self._moved(F.col(NEW_KEY), row, F.array_compact(F.array(*unset))),
+            leaves = F.col(IS_DELETE) | F.coalesce(F.array_contains(UNSET, name.lower()), F.lit(False))
+            entry = F.struct(F.col(quote(name)).alias("value"), self._order.alias("sequence"))
+            entries.append(F.when(~leaves, entry).alias(f"entry_{i}"))
+        # Of one sequence, the row's own change goes before a value that was handed on, and a change before the target.
+        contents = contents_hash(changes, without=[COLUMN_SEQUENCES])
+        return changes.select(
+            self._key.alias("key"),
+            self._order.alias("order"),
+            F.when(F.col(IS_DELETE), self._order).alias("reset"),
+            F.struct(F.when(F.col(IS_FILL), 1).otherwise(2).alias("kind"), contents.alias("contents")).alias("rank"),
+            *entries,
         )
+
+    def _known(self, target: DataFrame) -> DataFrame:
+        """Return the target's rows in the same form."""
+        there = {field.name.lower() for field in target.schema}
+        entries = []
+        for i, name in enumerate(self._partial.columns):
+            sequence = self._order
+            if COLUMN_SEQUENCES in there:
+                sequence = register_sequence(F.col(COLUMN_SEQUENCES), name, self._order)
+            value = F.col(quote(name)) if name.lower() in there else F.lit(None)
+            entry = F.struct(value.cast(self._changes.schema[name].dataType).alias("value"), sequence.alias("sequence"))
+            entries.append(F.when(sequence.isNotNull(), entry).alias(f"entry_{i}"))
+        return target.select(
+            self._key.alias("key"),
+            self._order.alias("order"),
+            F.lit(None).alias("reset"),
+            F.struct(F.lit(0).alias("kind"), F.lit(0).cast("long").alias("contents")).alias("rank"),
+            *entries,
+        )
+
+    def awaited(self, left: DataFrame) -> DataFrame:
+        """Return those of earlier batches' tombstones whose values arrivals of this batch lack."""
+        key_type = self._moves.departures.schema["from"].dataType
+        arrivals = self._changes.where(
+            ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull() & F.coalesce(F.size(UNSET) > 0, F.lit(False))
+        ).select(F.col(OLD_KEY).alias("arrived_from"), self._key.alias("arrived_at"), self._order.alias("arrived"))
+        from_key = F.struct(*[F.col(f"k{i}") for i in range(len(self._keys))]).cast(key_type)
+        is_awaited = (F.col("arrived_from") == from_key) & (F.col("arrived_at") == F.col("moved.to").cast(key_type))
+        return left.join(arrivals, is_awaited & ~(F.col("arrived") < F.col("sequence")), "left_semi")
 
     @staticmethod
     def _moved(to: Column, row: Column, unset: Column) -> Column:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from stream_merge import steps
 from stream_merge.bridge import sessions
@@ -18,31 +16,20 @@ from stream_merge.bridge.self_read import SelfRead, find_self_read
 from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
 from stream_merge.bridge.table import Table, create_table, open_table, table_exists
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.change_memory import ChangeMemory, ordered_batch, prepare_target, recall
+from stream_merge.change_memory import ChangeMemory, prepare_target, recall
 from stream_merge.clauses import Action, Clause, When, find_clause_faults
 from stream_merge.config import NO_QUARANTINE_IN_COMPLETE, SinkConfig
 from stream_merge.engines import run_engine
 from stream_merge.engines.job import MergeJob, Staged, count_skipping
-from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.engines.overwrite import stage_overwrite
-from stream_merge.errors import ClauseError, CommitConflictError, ConfigError
+from stream_merge.errors import ClauseError, CommitConflictError, ConfigError, TargetNotFoundError
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
-from stream_merge.files import DataFile
-from stream_merge.key_moves import followed_moves, with_moves
+from stream_merge.files import DataFile, TableFiles
+from stream_merge.intake import Intake
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
-from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, described_changes, reset_clause
+from stream_merge.partial_updates import COLUMN_SEQUENCES, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
-from stream_merge.quarantine import Quarantine
-from stream_merge.source import (
-    Source,
-    check_columns,
-    deletes,
-    evaluated,
-    key_ranges_of,
-    measured,
-    special_changes,
-    without_truncates,
-)
+from stream_merge.source import Source, check_columns, deletes
 from stream_merge.state import SinkState
 from stream_merge.statement import effective_clauses, quote
 from stream_merge.tombstones import DOMAIN, TombstoneState
@@ -77,16 +64,10 @@ class MicroBatch:
         query: The running query, or None.
         identity: Under which ids the batch is recorded; None outside a stream.
         is_complete: Whether the batch is the whole result.
-        ordered: The sink, its sequence in terms of columns that batch and target have.
-        all_partial: How changes of the sink may set single columns, if they may.
-        partial: How those of this batch do, and the rows of the target.
-        unset: The columns that a change of the batch leaves alone, if that was looked for.
-        truncates: The rows that stand for a TRUNCATE, if there are any.
-        has_moves: Whether rows get another key.
+        intake: What becomes of the batch before it is merged.
         had_registers: Whether the target had the column for the sequences of single columns when the batch came.
         memory: The deletes that the table remembers.
         remembered: What it will remember after the commit.
-        num_quarantined_rows: How many rows were set aside.
     """
 
     config: SinkConfig
@@ -98,16 +79,13 @@ class MicroBatch:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     conflicts: list[str] = field(default_factory=list)
     attempts: int = 0
-    ordered: SinkConfig = field(init=False)
-    all_partial: PartialUpdates | None = None
-    partial: PartialUpdates | None = None
-    unset: Sequence[str] | None = None
-    truncates: DataFrame | None = None
-    has_moves: bool = False
+    intake: Intake = field(init=False)
     had_registers: bool = False
     memory: ChangeMemory | None = None
     remembered: TombstoneState | None = None
-    num_quarantined_rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.intake = Intake(config=self.config, received=self.frame, identity=self.identity, name=self.name)
 
     @property
     def spark(self) -> SparkSession:
@@ -146,16 +124,20 @@ class MicroBatch:
         with self.timer.phase("open"):
             self.had_registers = COLUMN_SEQUENCES in [f["name"] for f in transaction.schema["fields"]]
             transaction = prepare_target(self.config, self.frame, table, transaction)
-            received = self.frame
-            self.ordered, self.frame, self.all_partial = ordered_batch(self.config, received, transaction)
-            self.partial = self.all_partial
+            self.intake.arrange(transaction)
             self.memory = self._recall(table, transaction)
-        clauses = checked_clauses(self.ordered)
-        return self._merge(plan, clauses, table, transaction, self_read, received)
+        clauses = checked_clauses(self.intake.ordered)
+        return self._merge(plan, clauses, table, transaction, self_read)
 
     def _table(self) -> Table:
+        """Return the target, made first if it may be; not in the place of one that this process has written for the query."""
         config = self.config
         if config.create_if_missing and not table_exists(self.spark, config.target):
+            if self.identity is not None and self.identity.app_id == self.state.app_id:
+                raise TargetNotFoundError(
+                    f"{self.name}: the table has earlier micro-batches of this query, and is gone. It is not created anew, since "
+                    "their rows would be missing: restore it, or begin with an empty table and a new checkpoint."
+                )
             create_table(
                 self.spark,
                 config.target,
@@ -199,15 +181,16 @@ class MicroBatch:
         table: Table,
         transaction: Transaction,
         self_read: SelfRead,
-        received: DataFrame,
     ) -> MergeResult:
+        intake = self.intake
         with ExitStack() as stack:
             with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
-                analysed = self._analyse(clauses, transaction)
-                batch = stack.enter_context(self._accepted(received, analysed, transaction))
+                batch = stack.enter_context(
+                    intake.accepted(transaction, self.memory, lambda: self._analyse(clauses, transaction))
+                )
                 resolved = self._resolve(clauses, transaction)
                 rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
-                source = stack.enter_context(self._measured(rows, resolved, transaction))
+                source = stack.enter_context(intake.measured(rows, resolved, transaction, self.memory))
             steps.reached("after_persist")
             written: Any = None
             while True:
@@ -221,128 +204,57 @@ class MicroBatch:
                 with self.timer.phase("open"):
                     transaction = table.begin()
                     self.memory = self._recall(table, transaction)
-                    folded = self.partial
-                    self._narrow()
+                    folded = intake.partial
+                    intake.narrow(self.memory)
                     resolved = self._resolve(clauses, transaction)
                 is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
                 if not is_same:
                     check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
-                is_refolded = self.partial != folded
+                is_refolded = intake.is_paired or intake.partial != folded
                 is_same = is_same and not is_refolded
                 if self.memory and earlier and (is_refolded or earlier.has_moved or not self.memory.take_over(earlier)):
-                    # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others, and
-                    # a table of whole rows may have got others.
+                    # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others, a
+                    # table of whole rows may have got others, and of equal rows without a key others may be left.
                     if is_refolded or earlier.has_moved:
                         rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
-                    source = stack.enter_context(self._measured(rows, resolved, transaction))
+                    source = stack.enter_context(intake.measured(rows, resolved, transaction, self.memory))
                     is_same = False
                 written = staged.reusable if is_same else None
         return self._committed(plan, version, counts, resolved, staged.locator)
 
     def _resolve(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
         """Return the resolved statement; after a TRUNCATE it deletes the rows that are older."""
-        truncated = self.memory.truncate(self.truncates) if self.memory and self.truncates is not None else None
+        truncates, partial = self.intake.truncates, self.intake.partial
+        truncated = self.memory.truncate(truncates) if self.memory and truncates is not None else None
         if truncated is None:
-            return self.state.resolve(self.frame, transaction, self.ordered, clauses, self.partial)
+            return self._analyse(clauses, transaction)
         assert self.memory is not None
         # Delta resolves the clauses; what is older stands in no statement, since it is another for each TRUNCATE.
         added = [Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.DELETE, condition="true")]
-        if self.partial is not None:
+        if partial is not None:
             added.append(Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.UPDATE))
-        resolved = self.state.resolve(self.frame, transaction, self.ordered, (*clauses, *added), self.partial)
+        resolved = self._analyse((*clauses, *added), transaction)
         tombstones = self.memory.tombstones
         kept, new = resolved.clauses[: -len(added)], list(resolved.clauses[-len(added) :])
         new[0] = replace(new[0], condition=tombstones.is_older(resolved, truncated))
-        if self.partial is not None:
+        if partial is not None:
             moment = tombstones.column_of(truncated)
-            new[1] = reset_clause(new[1], resolved, self.ordered, self.partial, moment)
+            new[1] = reset_clause(new[1], resolved, self.intake.ordered, partial, moment)
         return resolved.with_clauses((*kept, *new))
 
     def _recall(self, table: Table, transaction: Transaction) -> ChangeMemory | None:
-        return recall(self.config, self.ordered, table, transaction, had_registers=self.had_registers)
+        return recall(self.config, self.intake.ordered, table, transaction, had_registers=self.had_registers)
 
     def _analyse(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
-        return self.state.resolve(self.frame, transaction, self.ordered, clauses, self.partial)
+        intake = self.intake
+        return self.state.resolve(intake.frame, transaction, intake.ordered, clauses, intake.partial)
 
-    @contextmanager
-    def _accepted(self, received: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[DataFrame]:
-        """Give the rows of the batch that can be merged, the others set aside."""
-        config = self.ordered
-        with ExitStack() as stack:
-            batch = received
-            special = special_changes(config, self.all_partial)
-            counts: Mapping[str, Any] = {}
-            if config.checks_rows:
-                quarantine = Quarantine(
-                    config=self.config,
-                    ordered=config,
-                    partial=self.partial,
-                    identity=self.identity,
-                    name=self.name,
-                    transaction=transaction,
-                )
-                accepted = stack.enter_context(quarantine.accepted(batch, self.frame, resolved.analysed, special))
-                batch, self.num_quarantined_rows, counts = accepted
-            if special and not counts:
-                batch = stack.enter_context(sessions.persisted(batch))
-                counts = batch.alias(config.source_alias).agg(*special).collect()[0].asDict()
-            if counts.get("truncates"):
-                truncates, batch = without_truncates(batch, config)
-                self.truncates = ordered_batch(self.config, truncates, transaction)[1]
-            self.has_moves = bool(counts.get("moves"))
-            self.unset = counts.get("unset")
-            self._narrow()
-            yield ordered_batch(self.config, batch, transaction)[1]
-
-    def _narrow(self) -> None:
-        """Limit what is merged column by column to the columns that may differ in age from their row; mostly there are few."""
-        known = self.memory.state.older_columns if self.memory is not None else None
-        if self.all_partial is None or self.all_partial.is_always or known is None or self.unset is None:
-            self.partial = self.all_partial
-            return
-        older = {*known, *self.unset}
-        # Whole rows, where there is none, unless values have to follow a row to another key.
-        self.partial = self.all_partial.narrowed(older) if older or self.has_moves else None
-
-    @contextmanager
-    def _evaluated(self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> Iterator[DataFrame]:
-        """Give the rows that the merge takes, evaluated."""
-        if self.partial is not None:
-            assert self.all_partial is not None
-            batch = described_changes(batch, self.ordered, self.all_partial)
-            if self.memory is not None and self.has_moves:
-                batch = followed_moves(
-                    with_moves(batch, self.ordered),
-                    self.ordered,
-                    self.all_partial,
-                    read_target=lambda keys: self._target_rows(keys, resolved, transaction),
-                    left=self.memory.left(),
-                    keep=self.memory.keep_moved,
-                )
-        with evaluated(batch, self.ordered, self.partial) as rows:
-            yield rows
-
-    def _target_rows(self, keys: DataFrame, resolved: ResolvedMerge, transaction: Transaction) -> DataFrame:
-        """Return the target's rows of some keys, which are columns k0, k1, ..."""
-        names = {name.lower(): f"k{number}" for number, name in enumerate(self.ordered.keys)}
-        files = self._active_files(transaction).may_match(
-            key_ranges_of(keys, resolved.key_pairs, names, transaction.schema), None
-        )
-        rows = resolved.target(transaction, [file.add for file in files], with_rows=False)
-        return rows.join(
-            F.broadcast(keys),
-            [rows[quote(name)] == keys[names[name.lower()]] for name in self.ordered.keys],
-            "left_semi",
-        )
-
-    def _measured(
-        self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction
-    ) -> AbstractContextManager[Source]:
-        independence = resolved.once("independence", lambda: independent_rows(resolved.clauses))
-        columns = transaction.partition_columns
-        return measured(rows, self.ordered, resolved, columns, independence, self.memory, self.partial, self.name)
+    def _evaluated(
+        self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction
+    ) -> AbstractContextManager[DataFrame]:
+        return self.intake.evaluated(batch, resolved, transaction, self.memory, lambda: self._active_files(transaction))
 
     def _stage(
         self,
@@ -398,15 +310,16 @@ class MicroBatch:
         with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
             deleted = resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
             self.remembered, counts = memory.next_state(
-                deleted, source.num_deletes, transaction.version, partial=self.partial
+                deleted, source.num_deletes, transaction.version, partial=self.intake.partial
             )
         staged.counts |= counts
         changes = staged.changes
         has_files = bool(staged.counts.get("num_target_files_added") or changes.removes)
-        if self.identity or has_files or self.remembered.files != memory.state.files:
+        is_new = memory.is_truncated or self.remembered.files != memory.state.files
+        if self.identity or has_files or is_new:
             changes.domain_metadata[DOMAIN] = self.remembered.to_json()
 
-    def _active_files(self, transaction: Transaction) -> Any:
+    def _active_files(self, transaction: Transaction) -> TableFiles:
         self.state.files.advance(
             str(transaction.metadata["id"]),
             transaction.version,
@@ -445,7 +358,7 @@ class MicroBatch:
         counts = staged.counts
         changes = staged.changes
         counts.setdefault("num_source_rows", num_source_rows)
-        counts["num_quarantined_rows"] = self.num_quarantined_rows
+        counts["num_quarantined_rows"] = self.intake.num_quarantined_rows
         counts["num_added_files"] = counts.get("num_target_files_added", 0) + len(changes.adds)
         counts["num_removed_files"] = counts.pop("num_overwritten_files", 0) + len(changes.removes)
         kinds = ("copied", "inserted", "updated")
@@ -477,7 +390,7 @@ class MicroBatch:
                     self.identity.set_transactions() if self.identity else {},
                     staged.changes,
                     operation,
-                    metrics.handles,
+                    metrics.by_name,
                     is_empty_allowed=self.identity is not None,
                 )
             except JVM_ERRORS as error:
@@ -509,8 +422,10 @@ class MicroBatch:
         locator: str | None,
     ) -> MergeResult:
         """Clean up, and tell Spark and the log what happened."""
-        if version is None and self.identity is not None:
-            return self._result(None, "another process committed this batch", None, {}, skipped=True)
+        if self.identity is not None:
+            self.state.app_id = self.identity.app_id
+            if version is None:
+                return self._result(None, "another process committed this batch", None, {}, skipped=True)
         try:
             if resolved is not None:
                 resolved.refresh_cached_readers()

@@ -19,6 +19,7 @@ from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedClause, Resol
 from stream_merge.clauses import When
 from stream_merge.config import SinkConfig
 from stream_merge.errors import UnsupportedTableError
+from stream_merge.features import GENERATED
 from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, contents_hash
 from stream_merge.statement import column_of, quote
 
@@ -441,4 +442,4 @@ def find_partial_updates(
 
 
 def _is_generated(field: StructField) -> bool:
-    return "delta.generationExpression" in (field.metadata or {})
+    return GENERATED in (field.metadata or {})

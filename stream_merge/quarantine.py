@@ -14,11 +14,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
 from stream_merge.bridge.jvm import JVM_ERRORS, conflict_name, translate
-from stream_merge.bridge.sessions import persisted
+from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedMerge
-from stream_merge.bridge.table import create_table, open_table, path_of, sql_name, table_exists
+from stream_merge.bridge.table import create_table, location, open_table, sql_name, table_exists
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.config import SinkConfig
+from stream_merge.debezium.settings import CHANGE_COL
 from stream_merge.errors import CommitConflictError, QuarantineLimitError
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rejection import Check, Checks
@@ -31,9 +32,6 @@ from stream_merge.transaction import BatchIdentity, back_off
 logger = logging.getLogger("stream_merge")
 
 REASONS = RESERVED_PREFIX + "reasons"
-CHANGE_COL = "_change"
-"""The struct by which `stream_merge.debezium` describes a change."""
-
 ROWS_A_FILE = 100_000
 MAX_SHOWN_REASONS = 5
 _NUMBER = RESERVED_PREFIX + "number"
@@ -129,19 +127,16 @@ class Quarantine:
         """Return how many rows are rejected, and what else was counted, in one pass; log why."""
         is_rejected = F.exists(REASONS, lambda reason: reason.isNotNull())
         counts = [F.count(F.col(REASONS)[number]).alias(f"check_{number}") for number in range(len(checks))]
-        row = (
-            judged.alias(self.config.source_alias)
-            .agg(
-                *special,
-                F.count(F.lit(1)).alias("rows"),
-                F.count(F.when(is_rejected, 1)).alias("rejected"),
-                F.first(F.when(is_rejected, F.array_join(REASONS, "; ")), ignorenulls=True).alias("example"),
-                *counts,
-            )
-            .collect()[0]
+        row = summary(
+            judged.alias(self.config.source_alias),
+            *special,
+            F.count(F.lit(1)).alias("rows"),
+            F.count(F.when(is_rejected, 1)).alias("rejected"),
+            F.first(F.when(is_rejected, F.array_join(REASONS, "; ")), ignorenulls=True).alias("example"),
+            *counts,
         )
         num_rows, num_rejected = row["rows"], row["rejected"]
-        others: dict[str, Any] = {name: row[name] for name in SPECIAL if name in row.asDict()}
+        others: dict[str, Any] = {name: row[name] for name in (*SPECIAL, "rows") if name in row.asDict()}
         if not num_rejected:
             return 0, others
         found = {check.label: row[f"check_{number}"] for number, check in enumerate(checks)}
@@ -199,11 +194,11 @@ class Quarantine:
         writer = described.write.format("delta").mode("append")
         if self.identity is not None and not is_recorded:
             writer = writer.option("txnAppId", self._app_id).option("txnVersion", self.identity.batch_id)
-        present = {name.lower() for name in spark.read.table(sql_name(self.table)).columns}
+        present = {name.lower() for name in spark.read.table(sql_name(spark, self.table)).columns}
         if not present.issuperset(described.columns):
             # A table of an older version, or one that the user made.
             writer = writer.option("mergeSchema", "true")
-        path = path_of(self.table)
+        path = location(spark, self.table)
         if path is None:
             writer.saveAsTable(self.table)
         else:
@@ -219,7 +214,8 @@ class Quarantine:
     def _missing(self, described: DataFrame) -> DataFrame:
         """Return the rows that the table does not have of this batch, each as often as it is missing."""
         assert self.identity is not None
-        present = described.sparkSession.read.table(sql_name(self.table)).where(
+        spark = described.sparkSession
+        present = spark.read.table(sql_name(spark, self.table)).where(
             (F.col("batch_id") == self.identity.batch_id)
             & (F.col("app_id") == self.identity.app_id)
             & (F.col("target") == self.config.target)

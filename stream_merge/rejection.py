@@ -14,6 +14,7 @@ from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
 from stream_merge.partial_updates import PartialUpdates
+from stream_merge.rows_without_key import before_of, is_lost
 from stream_merge.sequence import SEQUENCE
 from stream_merge.source import deletes, is_truncate
 from stream_merge.statement import quote
@@ -59,7 +60,9 @@ class Checks:
 
     def all(self) -> list[Check]:
         """Return every check, none of which can fail on the data."""
-        return self._made(self._errors, self._null_keys, self._sequence, self._values, self._expectations)
+        return self._made(
+            self._errors, self._removals, self._null_keys, self._sequence, self._values, self._expectations
+        )
 
     def stated(self) -> list[Check]:
         """Return the checks that the user stated."""
@@ -86,6 +89,24 @@ class Checks:
         if self.config.error_column is not None:
             error = self._expression(self.config.error_column)
             yield Check(label="error_column", reason=error.cast("string"))
+
+    def _removals(self) -> Iterator[Check]:
+        if self.config.before is None:
+            return
+        label = "a row is removed, and before, which says which one, is NULL"
+        is_lost_row = is_lost(self.config, self.columns) & ~is_truncate(self.config)
+        yield Check(label=label, reason=F.when(is_lost_row, F.lit(label)))
+        before = before_of(self.config, self.columns)
+        written = {name.lower() for name in self.ordered.columns}
+        given = {name.lower() for name in self.columns}
+        values = [
+            before.getField(field.name).cast(field.dataType).alias(f"v{number}")
+            for number, field in enumerate(self.target.fields)
+            if field.name.lower() in written & given
+        ]
+        label = "before cannot be converted to the target's types"
+        if values:
+            yield Check(label=label, reason=F.when(fails(self.spark, F.struct(*values)), F.lit(label)))
 
     def _null_keys(self) -> Iterator[Check]:
         if self.config.null_keys != "quarantine":

@@ -10,13 +10,14 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from stream_merge.statement import quote
 
-_OPTIONS = {
-    "ignoreNullFields": "false",
-    # By default Spark writes milliseconds.
+EXACT_TIMES = {
+    # XXX is the offset of the zone.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "timeZone": "UTC",
 }
+"""Options by which JSON keeps times: by default Spark cuts them off at milliseconds."""
+
+_OPTIONS = {"ignoreNullFields": "false", **EXACT_TIMES, "timeZone": "UTC"}
 
 
 def row_as_json(fields: Sequence[StructField]) -> Column:

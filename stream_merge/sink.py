@@ -23,6 +23,7 @@ def merge_sink(
     *,
     keys: str | Sequence[str] | None = None,
     on: Expression | None = None,
+    before: Expression | None = None,
     sequence_by: Expression | Sequence[Expression] | None = None,
     tie_break_by: Expression | Sequence[Expression] | None = None,
     delete_when: Expression | None = None,
@@ -61,8 +62,14 @@ def merge_sink(
 
     Args:
         target: Path (anything with a `/`) or catalog name of the Delta table.
-        keys: Columns, of the same names in source and target, that identify a row. Exactly one of `keys` and `on` is given.
+        keys: Columns, of the same names in source and target, that identify a row. Exactly one of `keys`, `on` and
+            `before` is given.
         on: Merge condition over the two aliases, as in SQL's MERGE.
+        before: For a table without a key: expression on the source for the row as it was, a struct with the columns of the table;
+            NULL where a change inserts. A change removes one row that is equal to it, and adds the row that it is itself, unless
+            `delete_when` holds. An event is known again by its sequence, which must be its own. The sink adds the columns
+            `_stream_merge_row_id` and `_stream_merge_sequence` to the target. For Debezium's records: see
+            `debezium.KEYLESS_MERGE_OPTIONS`. Needs `sequence_by`, `delete_when` and a `tombstone_retention`.
         sequence_by: Columns or expressions of the source that order the changes of a key; the first one that differs decides,
             and NULL is older than any. The newest change of each key in a batch is taken. The default clauses leave a target row
             alone that is newer than the change, and remember deletes, so that an older change that comes late does not bring
@@ -139,6 +146,7 @@ def merge_sink(
             target=target,
             keys=_names(keys),
             on=on,
+            before=before,
             sequence_by=_expressions(sequence_by),
             tie_break_by=_expressions(tie_break_by),
             delete_when=delete_when,

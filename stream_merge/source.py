@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import persisted
+from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, ResolvedMerge
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 MAX_PARTITION_VALUES = 1000
 """Up to so many values of a partition column are compared one by one, beyond it only their range."""
 
+MAX_UNSHUFFLED_ROWS = 20_000
+"""Up to so many rows the newest changes are chosen in one task: a shuffle would be a job more, and take longer than the choice."""
+
 MAX_TRACKED_VALUES = 100
 """Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
 
@@ -42,6 +45,7 @@ SPECIAL = ("truncates", "moves", "unset")
 """The names of `special_changes`."""
 
 Bounds: TypeAlias = "tuple[Any, Any, int, frozenset[Any] | None]"
+"""Smallest and largest value, number of nulls, and the values where they are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,7 @@ class Source:
 
     def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
         """Return what the batch can match, for skipping files of a table with this schema."""
-        return [_key_range(pair, bounds, schema) for pair, bounds in self.bounds.items()]
+        return [key_range(pair, bounds, schema) for pair, bounds in self.bounds.items()]
 
     def partition_values(self, partition_columns: Sequence[str]) -> dict[str, frozenset[Any]]:
         """Return the values of partition columns outside of which no row can match, where they are few."""
@@ -83,7 +87,8 @@ class Source:
         return found
 
 
-def _key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRange:
+def key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRange:
+    """Return what values between these bounds can match in a table with this schema."""
     low, high, num_nulls, values = bounds
     return KeyRange(
         physical_path=physical_name(schema, pair.target),
@@ -96,22 +101,22 @@ def _key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyR
 
 
 def key_ranges_of(
-    keys: DataFrame, pairs: Sequence[KeyPair], names: Mapping[str, str], schema: Mapping[str, Any]
+    keys: Sequence[str], bounds: Sequence[tuple[Any, Any]], pairs: Sequence[KeyPair], schema: Mapping[str, Any]
 ) -> list[KeyRange]:
-    """Return what some keys can match, by one pass over them.
+    """Return what some keys can match.
 
     Args:
-        keys: The keys, without NULL.
+        keys: The key columns.
+        bounds: Smallest and largest value of each, without NULL.
         pairs: The equalities of the merge condition.
-        names: Column of `keys` by the lower-case name of the source's column.
         schema: The table's schema.
     """
-    prunable = [pair for pair in pairs if is_prunable(pair.type_name) and pair.source.lower() in names]
-    if not prunable:
-        return []
-    columns = [names[pair.source.lower()] for pair in prunable]
-    found = keys.agg(*[F.min(name) for name in columns], *[F.max(name) for name in columns]).collect()[0]
-    return [_key_range(pair, (found[i], found[len(prunable) + i], 0, None), schema) for i, pair in enumerate(prunable)]
+    of_key = dict(zip((key.lower() for key in keys), bounds, strict=True))
+    return [
+        key_range(pair, (*of_key[pair.source.lower()], 0, None), schema)
+        for pair in pairs
+        if is_prunable(pair.type_name) and pair.source.lower() in of_key
+    ]
 
 
 def check_columns(batch: DataFrame, config: SinkConfig) -> None:
@@ -170,14 +175,19 @@ def own_columns(config: SinkConfig, partial: PartialUpdates | None) -> dict[str,
 
 
 @contextmanager
-def evaluated(batch: DataFrame, config: SinkConfig, partial: PartialUpdates | None) -> Iterator[DataFrame]:
+def evaluated(
+    batch: DataFrame, config: SinkConfig, partial: PartialUpdates | None, num_rows: int | None = None
+) -> Iterator[DataFrame]:
     """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`.
 
     Args:
         batch: The batch; where changes set single columns, as `described_changes` returns it.
         config: The sink, its sequence in columns.
         partial: How changes set single columns, if they do.
+        num_rows: How many rows the batch has, if its rows are kept and were counted.
     """
+    if config.sequence_by and num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS:
+        batch = batch.coalesce(1)
     changes = batch
     if config.sequence_by and partial is not None:
         changes = folded_changes(batch, config.keys, config.sequence_columns, partial)
@@ -213,90 +223,113 @@ def measured(
     Raises:
         NullKeyError: Keys are null and `null_keys` is error.
     """
-    with _undeleted(rows, memory, partial) as (undeleted, num_outdated):
-        yield _measured(undeleted, config, resolved, partition_columns, independence, memory, num_outdated, batch_name)
-
-
-@contextmanager
-def _undeleted(
-    rows: DataFrame, memory: ChangeMemory | None, partial: PartialUpdates | None
-) -> Iterator[tuple[DataFrame, int]]:
-    """Leave out what is older than a delete or a truncate that the table remembers; the second item is how many rows."""
+    measure = _Measure(config, resolved, partition_columns, independence, memory, batch_name)
     columns = [quote(name) for name in rows.columns]
-    num_truncated = 0
-    if memory is not None and memory.state.truncated is not None:
-        truncated = memory.tombstones.column_of(memory.state.truncated)
-        is_older = memory.tombstones.sequence_column() < truncated
-        num_truncated = rows.where(is_older).count()
-        rows = rows.where(~is_older)
-        if partial is not None:
-            if memory.is_truncated:
-                rows = rows.withColumn(NEWEST_DELETE, F.greatest(NEWEST_DELETE, truncated))
-            rows = since_deletes(rows.withColumn(DELETED, truncated), partial).select(*columns)
+    rows, num_truncated = _untruncated(rows, memory, partial)
     found = memory.deleted(rows, only_older=partial is None) if memory is not None else None
     if found is None:
-        yield rows, num_truncated
+        yield measure.source(rows, measure.take(rows), num_truncated)
         return
     with persisted(found) as deleted:
-        num_deleted, num_outdated = deleted.agg(F.count(F.lit(1)), F.count(F.when(F.col(IS_OUTDATED), 1))).collect()[0]
-        newer = rows
-        if num_deleted and partial is not None:
-            joined = rows.join(deleted, SOURCE_ID, "left").where(~F.coalesce(F.col(IS_OUTDATED), F.lit(False)))
-            newer = since_deletes(joined, partial).select(*columns)
-        elif num_deleted:
-            newer = rows.join(deleted, SOURCE_ID, "left_anti").select(*columns)
-        yield newer, num_truncated + num_outdated
+        counts = deleted.agg(F.count(F.lit(1)), F.count(F.when(F.col(IS_OUTDATED), 1)))
+        # Mostly no delete is found, and what is measured at the same time holds.
+        (num_deleted, num_outdated), facts = summaries(counts, measure.frame(rows))
+        if num_deleted:
+            if partial is not None:
+                joined = rows.join(deleted, SOURCE_ID, "left").where(~F.coalesce(F.col(IS_OUTDATED), F.lit(False)))
+                rows = since_deletes(joined, partial).select(*columns)
+            else:
+                rows = rows.join(deleted, SOURCE_ID, "left_anti").select(*columns)
+            facts = measure.take(rows)
+        yield measure.source(rows, facts, num_truncated + num_outdated)
 
 
-def _measured(
-    rows: DataFrame,
-    config: SinkConfig,
-    resolved: ResolvedMerge,
-    partition_columns: Sequence[str],
-    independence: tuple[Column, Column] | None,
-    memory: ChangeMemory | None,
-    num_outdated: int,
-    batch_name: str,
-) -> Source:
-    pairs = [pair for pair in resolved.key_pairs if is_prunable(pair.type_name)]
-    aggregates = [*resolved.once("aggregates", lambda: _aggregates(config, pairs, partition_columns, independence))]
-    if IS_UNRESOLVED in rows.columns:
-        aggregates.append(F.count(F.when(F.col(IS_UNRESOLVED), 1)).alias("unresolved"))
-    if config.sequence_by:
-        is_undecidable = F.lit(False) if memory is None else memory.tombstones.is_undecidable(memory.state)
-        aggregates += [
-            F.coalesce(F.sum(NUM_SUPERSEDED), F.lit(0)).alias("superseded"),
-            F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
-            F.count(F.when(is_undecidable, 1)).alias("undecidable"),
-            F.count(F.when(deletes(resolved, rows.columns) if config.keeps_order else F.lit(False), 1)).alias(
-                "deletes"
-            ),
-        ]
-    row = resolved.source(rows).agg(*aggregates).collect()[0]
-    if row["null_keys"]:
-        raise NullKeyError(batch_name, config.keys, row["null_keys"])
-    bounds = {}
-    for number, pair in enumerate(pairs):
-        values = row.asDict().get(f"values_{number}")
-        known = frozenset(values) if values is not None and len(values) <= MAX_PARTITION_VALUES else None
-        bounds[pair] = (row[f"low_{number}"], row[f"high_{number}"], row[f"nulls_{number}"], known)
-    return Source(
-        rows=rows,
-        num_rows=row["rows"],
-        bounds=bounds,
-        is_independent=independence is not None and row["dependent"] == 0,
-        num_independent_rows=row["written"] if independence is not None else 0,
-        num_deletes=row["deletes"] if config.sequence_by else 0,
-        num_unresolved=row.asDict().get("unresolved", 0),
-        counts={
-            "num_superseded_rows": row["superseded"],
-            "num_tied_keys": row["tied"],
-            "num_undecidable_rows": row["undecidable"],
-            "num_outdated_rows": num_outdated,
-        }
-        if config.sequence_by
-        else {},
-    )
+def _untruncated(rows: DataFrame, memory: ChangeMemory | None, partial: PartialUpdates | None) -> tuple[DataFrame, int]:
+    """Leave out what is older than a TRUNCATE that the table remembers; the second item is how many rows."""
+    if memory is None or memory.state.truncated is None:
+        return rows, 0
+    columns = [quote(name) for name in rows.columns]
+    truncated = memory.tombstones.column_of(memory.state.truncated)
+    is_older = memory.tombstones.sequence_column() < truncated
+    num_truncated = rows.where(is_older).count()
+    rows = rows.where(~is_older)
+    if partial is not None:
+        if memory.is_truncated:
+            rows = rows.withColumn(NEWEST_DELETE, F.greatest(NEWEST_DELETE, truncated))
+        rows = since_deletes(rows.withColumn(DELETED, truncated), partial).select(*columns)
+    return rows, num_truncated
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """What a merge needs to know of a batch, in one pass; see `measured`."""
+
+    config: SinkConfig
+    resolved: ResolvedMerge
+    partition_columns: Sequence[str]
+    independence: tuple[Column, Column] | None
+    memory: ChangeMemory | None
+    batch_name: str
+
+    @property
+    def _pairs(self) -> list[KeyPair]:
+        return [pair for pair in self.resolved.key_pairs if is_prunable(pair.type_name)]
+
+    def frame(self, rows: DataFrame) -> DataFrame:
+        """Return what is to be known of rows, a frame of one row."""
+        config, resolved, memory = self.config, self.resolved, self.memory
+        of_sink = resolved.once(
+            "aggregates", lambda: _aggregates(config, self._pairs, self.partition_columns, self.independence)
+        )
+        aggregates = [*of_sink]
+        if IS_UNRESOLVED in rows.columns:
+            aggregates.append(F.count(F.when(F.col(IS_UNRESOLVED), 1)).alias("unresolved"))
+        if config.sequence_by:
+            is_undecidable = F.lit(False) if memory is None else memory.tombstones.is_undecidable(memory.state)
+            is_delete = deletes(resolved, rows.columns) if config.keeps_order else F.lit(False)
+            aggregates += [
+                F.coalesce(F.sum(NUM_SUPERSEDED), F.lit(0)).alias("superseded"),
+                F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
+                F.count(F.when(is_undecidable, 1)).alias("undecidable"),
+                F.count(F.when(is_delete, 1)).alias("deletes"),
+            ]
+        return resolved.source(rows).agg(*aggregates)
+
+    def take(self, rows: DataFrame) -> Row:
+        """Return what is to be known of rows."""
+        return summaries(self.frame(rows))[0]
+
+    def source(self, rows: DataFrame, facts: Row, num_outdated: int) -> Source:
+        """Return the source of these rows, of which this is known.
+
+        Raises:
+            NullKeyError: Keys are null and `null_keys` is error.
+        """
+        known = facts.asDict()
+        if known["null_keys"]:
+            raise NullKeyError(self.batch_name, self.config.keys, known["null_keys"])
+        bounds = {}
+        for number, pair in enumerate(self._pairs):
+            values = known.get(f"values_{number}")
+            few = frozenset(values) if values is not None and len(values) <= MAX_PARTITION_VALUES else None
+            bounds[pair] = (known[f"low_{number}"], known[f"high_{number}"], known[f"nulls_{number}"], few)
+        counts = {}
+        if self.config.sequence_by:
+            counts = {f"num_{name}": known[key] for name, key in _COUNTS_OF_ORDER.items()}
+            counts["num_outdated_rows"] = num_outdated
+        return Source(
+            rows=rows,
+            num_rows=known["rows"],
+            bounds=bounds,
+            is_independent=self.independence is not None and known["dependent"] == 0,
+            num_independent_rows=known.get("written", 0),
+            num_deletes=known.get("deletes", 0),
+            num_unresolved=known.get("unresolved", 0),
+            counts=counts,
+        )
+
+
+_COUNTS_OF_ORDER = {"superseded_rows": "superseded", "tied_keys": "tied", "undecidable_rows": "undecidable"}
 
 
 def _aggregates(

@@ -11,13 +11,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge import sessions
 from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_time_dependent, qualified_sql
-from stream_merge.bridge.statement import ResolvedMerge, analyse, settings_fingerprint
+from stream_merge.bridge.sessions import settings_fingerprint
+from stream_merge.bridge.statement import ResolvedMerge, analyse
 from stream_merge.bridge.table import sql_name
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.bridge.ui import OperationMetrics
 from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig
 from stream_merge.deletion_vectors import VectorCache
+from stream_merge.features import CHAR_VARCHAR, GENERATED
 from stream_merge.files import TableFiles
 from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import COUNTERS, delta_name
@@ -26,8 +28,6 @@ from stream_merge.source import own_columns
 from stream_merge.statement import merge_sql, quote
 
 MAX_RESOLVED = 8
-_GENERATED = "delta.generationExpression"
-_CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 @dataclass(slots=True)
@@ -36,9 +36,11 @@ class SinkState:
 
     Attributes:
         lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
+        app_id: Under which application id the last micro-batch was committed.
     """
 
     lock: Any = field(default_factory=RLock)
+    app_id: str | None = None
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)
@@ -85,11 +87,11 @@ class SinkState:
         if key in self._resolved:
             self._resolved.move_to_end(key)
             return self._resolved[key]
-        columns = [f["name"] for f in transaction.schema["fields"] if _GENERATED not in f.get("metadata", {})]
+        columns = [f["name"] for f in transaction.schema["fields"] if GENERATED not in f.get("metadata", {})]
         statement = merge_sql(
             config,
             clauses,
-            target=sql_name(config.target),
+            target=sql_name(spark, config.target),
             untouched_column=quote(columns[0]) if columns else "",
             to_sql=lambda expression: expression_sql(spark, expression),
             to_source_sql=lambda expression: qualified_sql(spark, expression, config.source_alias),
@@ -103,7 +105,7 @@ class SinkState:
             clauses,
             own_columns=own_columns(config, partial),
             may_evolve_schema=config.merge_schema,
-            has_char_columns=_CHAR in transaction.metadata["schemaString"],
+            has_char_columns=CHAR_VARCHAR in transaction.metadata["schemaString"],
         )
         if partial is not None:
             resolved = resolved.with_clauses(partial_clauses(resolved, config, partial))

@@ -40,7 +40,7 @@ def effective_clauses(config: SinkConfig) -> tuple[Clause, ...]:
             for clause in config.clauses
             if clause.action is not Action.UPDATE or clause.assignments or clause.condition is not None
         )
-    if not config.keys:
+    if not config.keys and config.before is None:
         return ()
     return _default_clauses(config)
 

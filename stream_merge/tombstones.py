@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
-from stream_merge.bridge.sessions import persisted
+from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
 from stream_merge.partial_updates import DELETED, IS_OUTDATED, NEWEST_DELETE
+from stream_merge.row_text import EXACT_TIMES
 from stream_merge.statement import quote
 
 DOMAIN = "stream_merge"
@@ -35,10 +36,8 @@ MAX_BROADCAST_TOMBSTONES = 500_000
 KEPT_MS = 7 * 24 * 3600 * 1000
 """How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
 
-_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
-"""How a sequence is written as JSON: Spark's own formats cut a time off at milliseconds."""
-
 _FORMAT = 1
+_LACKS = "size(moved.unset) > 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,7 @@ class TombstoneFile:
         oldest_ms: When the oldest was written, in milliseconds since the epoch.
         newest_ms: When the newest was.
         num_moved: How many of them hold the values of a row that got another key.
+        num_lacking: How many of these hold some of the values only.
     """
 
     path: str
@@ -58,6 +58,7 @@ class TombstoneFile:
     oldest_ms: int
     newest_ms: int
     num_moved: int = 0
+    num_lacking: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +170,11 @@ class Tombstones:
     def _spark(self) -> SparkSession:
         return self.table.spark
 
+    @property
+    def _reader(self) -> DataFrameReader:
+        # The table's folder may have any name; a star or a bracket in it is no pattern.
+        return self._spark.read.option("__globPaths__", "false")
+
     def _key_columns(self) -> list[Column]:
         return [F.col(quote(name)).cast(kind).alias(f"k{i}") for i, (name, kind) in enumerate(self.keys.items())]
 
@@ -188,8 +194,7 @@ class Tombstones:
 
     def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
         """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
-        paths = [f"{self.table.root}/{file.path}" for file in files]
-        return self._spark.read.schema(self._schema()).parquet(*paths)
+        return self._reader.schema(self._schema()).parquet(*[self.table.path(file.path) for file in files])
 
     def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:
         """Return the `SOURCE_ID` of the source's rows whose key was deleted, with `DELETED` and `IS_OUTDATED`.
@@ -225,7 +230,7 @@ class Tombstones:
         """Return a sequence that the state holds as JSON."""
         schema = self._schema()["sequence"].dataType
         assert isinstance(schema, StructType)
-        return F.from_json(F.lit(sequence), schema, _JSON)
+        return F.from_json(F.lit(sequence), schema, EXACT_TIMES)
 
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
         """Return whether a target row is older than a sequence that is given as JSON."""
@@ -233,10 +238,11 @@ class Tombstones:
         values = [resolved.old_values[places[name.lower()]].alias(f"s{i}") for i, name in enumerate(self.sequence)]
         return F.struct(*values) < self.column_of(sequence)
 
-    def read_moved(self, files: Sequence[TombstoneFile]) -> DataFrame | None:
-        """Return the tombstones that hold a row's values, with these in `moved`; None if there are none."""
-        with_moved = [file for file in files if file.num_moved]
-        return self._with_moved(with_moved).where("moved IS NOT NULL") if with_moved else None
+    def read_moved(self, files: Sequence[TombstoneFile], *, only_lacking: bool = False) -> DataFrame | None:
+        """Return the tombstones that hold a row's values, or some of them only, in `moved`; None if there are none."""
+        wanted = [file for file in files if (file.num_lacking if only_lacking else file.num_moved)]
+        condition = _LACKS if only_lacking else "moved IS NOT NULL"
+        return self._with_moved(wanted).where(condition) if wanted else None
 
     def write(self, deletes: DataFrame, num_rows: int, now_ms: int) -> TombstoneFile:
         """Write a tombstone for each of the deletes, which have the source's columns.
@@ -246,24 +252,21 @@ class Tombstones:
         has_newest = NEWEST_DELETE in deletes.columns
         sequence = F.col(NEWEST_DELETE).alias("sequence") if has_newest else self.sequence_column()
         rows = deletes.select(*self._key_columns(), sequence, F.lit(now_ms).cast("long").alias("deleted_ms"))
-        return self._write(rows, num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms)
+        return TombstoneFile(path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms)
 
     def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
         """Write tombstones that hold values; return None if there are none."""
         typed = [F.col(f.name).cast(f.dataType).alias(f.name) for f in self._schema() if f.name != "deleted_ms"]
         dated = rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
-        file = self._write(dated, num_rows=0, oldest_ms=now_ms, newest_ms=now_ms, num_moved=1)
-        number = self._with_moved([file]).count()
-        return replace(file, num_rows=number, num_moved=number) if number else None
+        file = TombstoneFile(path=self._write(dated), num_rows=0, oldest_ms=now_ms, newest_ms=now_ms, num_moved=1)
+        number, num_lacking = summary(self._with_moved([file]), F.count(F.lit(1)), F.count_if(F.expr(_LACKS)))
+        return replace(file, num_rows=number, num_moved=number, num_lacking=num_lacking) if number else None
 
-    def _write(
-        self, rows: DataFrame, *, num_rows: int, oldest_ms: int, newest_ms: int, num_moved: int = 0
-    ) -> TombstoneFile:
+    def _write(self, rows: DataFrame) -> str:
+        """Write tombstones, and return their path."""
         path = f"{FOLDER}/{uuid.uuid4()}"
-        rows.coalesce(1).write.parquet(f"{self.table.root}/{path}")
-        return TombstoneFile(
-            path=path, num_rows=num_rows, oldest_ms=oldest_ms, newest_ms=newest_ms, num_moved=num_moved
-        )
+        rows.coalesce(1).write.parquet(self.table.path(path))
+        return path
 
     def maintained(self, state: TombstoneState, *, cutoff_ms: int, now_ms: int) -> tuple[TombstoneState, int]:
         """Forget what is older than the cutoff, and merge small files when there are many.
@@ -296,11 +299,11 @@ class Tombstones:
 
     def _with_moved(self, files: Sequence[TombstoneFile]) -> DataFrame:
         """Return the tombstones of some files, with `moved` if any has it."""
-        paths = [f"{self.table.root}/{file.path}" for file in files if file.num_moved]
+        paths = [self.table.path(file.path) for file in files if file.num_moved]
         plain = [file for file in files if not file.num_moved]
         if not paths:
             return self.read(plain)
-        rows = self._spark.read.option("mergeSchema", "true").parquet(*paths)
+        rows = self._reader.option("mergeSchema", "true").parquet(*paths)
         return rows.unionByName(self.read(plain), allowMissingColumns=True) if plain else rows
 
     def _merge(self, rows: DataFrame) -> TombstoneFile | None:
@@ -308,16 +311,24 @@ class Tombstones:
         has_moved = "moved" in rows.columns
         plain = rows.where("moved IS NULL") if has_moved else rows
         newest = plain.groupBy(*[f"k{number}" for number in range(len(self.keys))]).agg(
-            F.max("sequence").alias("sequence"), F.max_by("deleted_ms", "sequence").alias("deleted_ms")
+            F.max("sequence").alias("sequence"),
+            F.max_by("deleted_ms", F.struct("sequence", "deleted_ms")).alias("deleted_ms"),
         )
         if has_moved:
             newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
-        num_moved = F.count("moved") if has_moved else F.lit(0)
+        counts = [F.count("moved"), F.count_if(F.expr(_LACKS))] if has_moved else [F.lit(0), F.lit(0)]
         with persisted(newest) as newest:
-            facts = newest.agg(F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), num_moved).collect()[0]
+            facts = summary(newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts)
             if not facts[0]:
                 return None
-            return self._write(newest, num_rows=facts[0], oldest_ms=facts[1], newest_ms=facts[2], num_moved=facts[3])
+            return TombstoneFile(
+                path=self._write(newest),
+                num_rows=facts[0],
+                oldest_ms=facts[1],
+                newest_ms=facts[2],
+                num_moved=facts[3],
+                num_lacking=facts[4],
+            )
 
     def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
         """Return the highest of a sequence as JSON and of those in the column `sequence` of some frames."""
@@ -329,7 +340,7 @@ class Tombstones:
         united = sequences[0]
         for frame in sequences[1:]:
             united = united.unionByName(frame)
-        found = united.agg(F.max("sequence").alias("sequence")).select(F.to_json("sequence", _JSON)).collect()[0][0]
+        found = summary(united, F.to_json(F.max("sequence"), EXACT_TIMES))[0]
         return None if found is None else str(found)
 
     def clean_up(self, state: TombstoneState, *, now_ms: int) -> None:

@@ -27,7 +27,12 @@ SESSION_CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:+UseSerialGC",
+    # Hours of small plans of all kinds: methods that are thrown out as cold are soon compiled again, by half a core.
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:+UseSerialGC -XX:-UseCodeCacheFlushing "
+    "-XX:ReservedCodeCacheSize=512m -XX:MetaspaceSize=512m",
+    # For every hash table, be it of three rows, Spark takes a page of 64 MB from a heap of this size: a full collection of garbage
+    # every few seconds, a quarter of all processor time.
+    "spark.buffer.pageSize": "1m",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
@@ -36,6 +41,8 @@ SESSION_CONF = {
     # Every test has tables of its own: a thousand logs in the cache, an hour each, would fill the heap with their snapshots.
     "spark.databricks.delta.delta.log.cacheSize": "20",
     "spark.sql.ui.retainedExecutions": "50",
+    # A dozen calls for each operation on a Column. The sink does without them whatever the setting is.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Over a dozen rows, compiling a plan and planning each stage anew take longer than running it.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",

@@ -2,14 +2,17 @@
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 
 from examples import complete_mode, many_tables, upsert
 from stream_merge import debezium
 from tests.debezium.captures import DEMO, EVENT_SCHEMA, as_records
+from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record
 
 pytestmark = pytest.mark.core
 
@@ -29,19 +32,22 @@ def guide_blocks(heading):
 
 
 def in_folder(code, folder):
-    """Return the code with its relative paths in a folder: the JVM does not follow a change of directory."""
-    return re.sub(r'"\./', f'"{folder}/', code)
+    """Return the code with its relative paths in a folder, relative still: the JVM does not follow a change of directory."""
+    return code.replace('"./', f'"{os.path.relpath(folder)}/')
+
+
+def run_query(code, variables):
+    """Run code that starts a query, until it has taken all that is there."""
+    exec(compile(code, "documentation", "exec"), variables)
+    try:
+        variables["query"].processAllAvailable()
+    finally:
+        variables["query"].stop()
 
 
 def run_stream(folder):
     """Run the README's first block until all changes are merged."""
-    variables = {}
-    exec(compile(in_folder(python_blocks()[0], folder), "README.md", "exec"), variables)
-    query = variables["query"]
-    try:
-        query.processAllAvailable()
-    finally:
-        query.stop()
+    run_query(in_folder(python_blocks()[0], folder), {})
 
 
 def write_changes(folder, name, *changes):
@@ -121,13 +127,7 @@ def write_events(folder, name, *events):
 
 def test_the_many_tables_of_the_guide(spark, tmp_path, rows_of):
     def run_router():
-        code = in_folder(guide_blocks("Many tables from one stream")[0], tmp_path)
-        variables = {"spark": spark}
-        exec(compile(code, "guide.md", "exec"), variables)
-        try:
-            variables["query"].processAllAvailable()
-        finally:
-            variables["query"].stop()
+        run_query(in_folder(guide_blocks("Many tables from one stream")[0], tmp_path), {"spark": spark})
 
     at = "2026-01-01T0{}:00:00Z".format
     order = {"order_id": "a", "status": "new", "updated_at": at(1), "op": "c"}
@@ -163,14 +163,28 @@ def test_the_router_of_the_readme(spark, create_table, tmp_path, rows_of):
         str(tmp_path / "events")
     )
     variables = {"events": events}
-    code = "from stream_merge import merge_router, merge_sink\n" + in_folder(python_blocks()[2], tmp_path)
-    exec(compile(code, "README.md", "exec"), variables)
-    try:
-        variables["query"].processAllAvailable()
-    finally:
-        variables["query"].stop()
+    code = "from stream_merge import merge_router, merge_sink\n" + in_folder(python_blocks()[3], tmp_path)
+    run_query(code, variables)
     assert rows_of(tmp_path / "orders", "order_id", "total") == [("a", 7)]
     assert rows_of(tmp_path / "items", "order_id", "line_no", "total") == [("a", 1, 3)]
+
+
+def test_the_debezium_stream_of_the_readme(spark, create_table, tmp_path, rows_of):
+    create_table("id BIGINT, name STRING, email STRING", path=str(tmp_path / "customers"))
+    row = {"id": 1, "name": "Ada", "email": "a@example"}
+    log = [
+        envelope("c", row, lsn=1),
+        envelope("c", {**row, "id": 2}, lsn=2),
+        envelope("u", {**row, "name": "Ada L.", "email": PLACEHOLDER}, lsn=3),
+        envelope("d", before={"id": 2}, lsn=4),
+    ]
+    keys = [{"id": 1}, {"id": 2}, {"id": 1}, {"id": 2}]
+    frame = frame_of(spark, *[record(key, message) for key, message in zip(keys, log, strict=True)])
+    frame.write.parquet(str(tmp_path / "events"))
+    variables = {"records": spark.readStream.schema(frame.schema).parquet(str(tmp_path / "events"))}
+    code = "from stream_merge import debezium, merge_sink\n" + in_folder(python_blocks()[2], tmp_path)
+    run_query(code, variables)
+    assert rows_of(tmp_path / "customers", "id", "name", "email") == [(1, "Ada L.", "a@example")]
 
 
 def test_the_quarantine_of_the_guide(spark, create_table, tmp_path, rows_of):
@@ -218,15 +232,27 @@ def test_the_stream_of_the_debezium_page(spark, create_table, tmp_path, rows_of)
     for path in ('"/data/', '"checkpoints/'):
         code = code.replace(path, f'"{tmp_path}/' if "data" in path else f'"{tmp_path}/checkpoints/')
     variables = {"records": as_records(spark.readStream.schema(EVENT_SCHEMA).json(log))}
-    exec(compile(code, "debezium.md", "exec"), variables)
-    try:
-        variables["query"].processAllAvailable()
-    finally:
-        variables["query"].stop()
+    run_query(code, variables)
     changes = debezium.changes(as_records(spark.read.schema(EVENT_SCHEMA).json(log)), types, ["id"]).collect()
     newest = {row["id"]: row["name"] for row in sorted(changes, key=lambda row: tuple(row["_change"]["sequence"]))}
     assert rows_of(tmp_path / "customers", "id", "name") == sorted(newest.items())
     assert len(newest) > 10
+
+
+def test_the_table_without_a_key_of_the_debezium_page(spark, create_table, tmp_path, rows_of):
+    create_table("page STRING, visitor STRING, seconds INT", path=str(tmp_path / "visits"))
+    row = {"page": "/", "visitor": "a", "seconds": 3}
+    log = [envelope("c", row, lsn=1), envelope("c", row, lsn=2), envelope("u", {**row, "seconds": 5}, row, lsn=3)]
+    events = str(tmp_path / "events")
+    frame = frame_of(spark, *[record(None, message) for message in log])
+    frame.withColumn("topic", F.lit("shop.public.visits")).write.parquet(events)
+    blocks = python_blocks((ROOT / "docs/debezium.md").read_text())
+    [code] = [block for block in blocks if "debezium.KEYLESS_MERGE_OPTIONS" in block]
+    for path in ('"/data/', '"checkpoints/'):
+        code = code.replace(path, f'"{tmp_path}/' if "data" in path else f'"{tmp_path}/checkpoints/')
+    variables = {"records": spark.readStream.schema(frame.schema).parquet(events)}
+    run_query(code, variables)
+    assert rows_of(tmp_path / "visits", "page", "visitor", "seconds") == [("/", "a", 3), ("/", "a", 5)]
 
 
 def test_the_upsert_example(spark, tmp_path, rows_of):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +23,9 @@ from stream_merge.errors import (
 
 JVM_ERRORS = (Py4JJavaError, PySparkException)
 """What a failed call into the JVM raises, whether or not PySpark or delta-spark have translated it."""
+
+_PIECE = 4096
+"""Bytes: with base64 around them less than the 8 KB that py4j sends at a time."""
 
 CONFLICTS = (
     "ConcurrentAppendException",
@@ -81,6 +84,14 @@ def seq(jvm: Any, items: Iterable[Any] = ()) -> Any:
     return java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(java_list)
 
 
+def scala_map(jvm: Any, values: Mapping[str, Any]) -> Any:
+    """Return an immutable Scala Map."""
+    java_map = java_class(jvm, "java.util.HashMap")()
+    for name, value in values.items():
+        java_map.put(name, value)
+    return java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap(java_map)
+
+
 def items(scala_seq: Any) -> Iterator[Any]:
     """Iterate over a Scala Seq, one call for each element."""
     for index in range(scala_seq.size()):
@@ -116,8 +127,34 @@ def mapper(jvm: Any) -> Any:
 
 
 def to_python(jvm: Any, scala_value: Any) -> Any:
-    """Return a Scala collection or case class as JSON-like Python values, in one call."""
-    return json.loads(mapper(jvm).writeValueAsString(scala_value))
+    """Return a Scala collection or case class as JSON-like Python values."""
+    written = _byte_stream(jvm)
+    mapper(jvm).writeValue(written, scala_value)
+    return json.loads(_all_bytes(written))
+
+
+def lines_to_python(jvm: Any, scala_lines: Any) -> list[str]:
+    """Return a Scala Seq of strings that hold no line feed."""
+    written = _byte_stream(jvm)
+    lines = java_class(jvm, "scala.jdk.javaapi.CollectionConverters").asJava(scala_lines)
+    utf_8 = java_class(jvm, "java.nio.charset.StandardCharsets").UTF_8
+    java_class(jvm, "org.apache.commons.io.IOUtils").writeLines(lines, "\n", written, utf_8)
+    # Not by splitlines(): statistics may hold U+2028 and the like.
+    return _all_bytes(written).decode().split("\n")[:-1]
+
+
+def _byte_stream(jvm: Any) -> Any:
+    return java_class(jvm, "org.apache.commons.io.output.ByteArrayOutputStream")()
+
+
+def _all_bytes(written: Any) -> bytes:
+    """Return what was written, in pieces that py4j answers with one packet each.
+
+    Of a longer answer the operating system holds the second packet back until the first is acknowledged, and the
+    acknowledgement back for 40 ms (Nagle's algorithm, delayed acknowledgement).
+    """
+    stream = written.toInputStream()
+    return b"".join(iter(lambda: bytes(stream.readNBytes(_PIECE)), b""))
 
 
 def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:

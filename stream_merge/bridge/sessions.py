@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 from stream_merge.bridge.jvm import java_class, optional
 from stream_merge.errors import ConnectNotSupportedError
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
+_COALESCE_CACHED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+_COMPRESS_CACHED = "spark.sql.inMemoryColumnarStorage.compressed"
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
+_CHECKPOINT_BYTES_PER_TASK = 2 * 1024 * 1024
+_MAX_SNAPSHOT_PARTITIONS = 50
+_MAX_CLONES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,14 @@ def session_id(spark: SparkSession) -> str:
     return str(spark._jsparkSession.sessionUUID())
 
 
+def settings_fingerprint(spark: SparkSession) -> int:
+    """Return a number that changes with the session's settings, on which analysis depends."""
+    # A copy: a merge in another thread of the session may commit, and Delta then changes the settings.
+    settings = spark._jsparkSession.sessionState().conf().getAllConfs()
+    # Without Delta's note of the session's own last commit, which no analysis looks at. A Scala map's hash is that of its entries.
+    return int(settings.removed("spark.databricks.delta.lastCommitVersionInSession").hashCode())
+
+
 def execution_session(spark: SparkSession) -> SparkSession:
     """Return a session for the merge's own jobs: the given one, or a clone of it that plans adaptively.
 
@@ -70,9 +89,7 @@ def execution_session(spark: SparkSession) -> SparkSession:
     """
     if spark.conf.get(ADAPTIVE) == "true":
         return spark
-    clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
-    clone.conf.set(ADAPTIVE, "true")
-    return clone
+    return _clone(spark, _ADAPTIVE_CACHE)
 
 
 @dataclass(slots=True)
@@ -103,6 +120,27 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
         else:
             sessions.setActiveSession(before)
+
+
+@contextmanager
+def snapshot_partitions(spark: SparkSession, checkpoint_bytes: int | None) -> Iterator[None]:
+    """Let Delta compute a table's state in as many tasks as its log is worth, unless the user has said in how many.
+
+    Delta's default is 50 whatever the size of the log. For each checkpoint, every tenth commit, that is 150 tasks, which for most
+    tables take longer than the nine batches before.
+
+    Args:
+        spark: The session that executes the merge.
+        checkpoint_bytes: Size of the table's newest checkpoint; None where it is not known, which leaves all to Delta.
+    """
+    if checkpoint_bytes is None or spark.conf.get(_SNAPSHOT_PARTITIONS, None) is not None:
+        yield
+        return
+    num_partitions = min(_MAX_SNAPSHOT_PARTITIONS, 1 + checkpoint_bytes // _CHECKPOINT_BYTES_PER_TASK)
+    session = _log_sessions.session_for(spark)
+    session.conf.set(_SNAPSHOT_PARTITIONS, str(num_partitions))
+    with active(session):
+        yield
 
 
 @contextmanager
@@ -171,11 +209,93 @@ def persisted(frame: DataFrame) -> Iterator[DataFrame]:
 
     With the frame itself, Spark would analyse all that led to it anew for every job, only to find it in its cache.
     """
-    frame.persist(StorageLevel.MEMORY_AND_DISK)
+    spark = frame.sparkSession
+    kept = moved(frame, _caching_sessions.session_for(spark)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        spark = frame.sparkSession
-        plan = frame._jdf.queryExecution().withCachedData()
+        plan = kept._jdf.queryExecution().withCachedData()
         dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
         yield DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
     finally:
-        frame.unpersist(blocking=True)
+        kept.unpersist(blocking=True)
+
+
+def planned_at_once(frame: DataFrame) -> DataFrame:
+    """Return a frame whose result is a few rows in a session that plans all of it before it runs.
+
+    Adaptive execution makes a job of each stage and plans the rest anew after it, which takes longer than such stages do. Without
+    it, what a shuffle has to do is spread over as many tasks as run at a time.
+    """
+    return moved(frame, _immediate_sessions.session_for(frame.sparkSession))
+
+
+def summary(frame: DataFrame, *aggregates: Column) -> Row:
+    """Return aggregates over all rows of a frame."""
+    return summaries(frame.agg(*aggregates))[0]
+
+
+def summaries(*frames: DataFrame) -> list[Row]:
+    """Return the rows of frames that have one row each, in one job."""
+    if len(frames) == 1:
+        return planned_at_once(frames[0]).collect()
+    parts = [
+        frame.select(
+            *[
+                (F.struct("*") if other is frame else F.lit(None).cast(other.schema)).alias(f"part_{number}")
+                for number, other in enumerate(frames)
+            ]
+        )
+        for frame in frames
+    ]
+    rows = planned_at_once(reduce(DataFrame.union, parts)).collect()
+    return [row[number] for number, row in enumerate(rows)]
+
+
+class _Clones:
+    """Clones of sessions in which some settings differ; all else follows the session, whose settings may change."""
+
+    def __init__(self, settings: Callable[[SparkSession], Mapping[str, str]]) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._made: OrderedDict[str, tuple[int, SparkSession]] = OrderedDict()
+
+    def session_for(self, spark: SparkSession) -> SparkSession:
+        """Return the clone of a session: itself, where it has the settings."""
+        settings = self._settings(spark)
+        if all(spark.conf.get(name) == value for name, value in settings.items()):
+            return spark
+        key, fingerprint = session_id(spark), settings_fingerprint(spark)
+        with self._lock:
+            known = self._made.get(key)
+            if known is None or known[0] != fingerprint:
+                self._made[key] = known = (fingerprint, _clone(spark, settings))
+            self._made.move_to_end(key)
+            if len(self._made) > _MAX_CLONES:
+                self._made.popitem(last=False)
+            return known[1]
+
+
+def _clone(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for name, value in settings.items():
+        clone.conf.set(name, value)
+    return clone
+
+
+_ADAPTIVE_CACHE = {ADAPTIVE: "true", _COALESCE_CACHED: "true"}
+"""By default Spark caches the result of a shuffle in as many partitions as the shuffle has, 200, however few its rows are, and each
+job that reads them runs as many tasks. The setting that lets adaptive execution put small ones together is none to change for
+others."""
+
+
+def _at_once(spark: SparkSession) -> Mapping[str, str]:
+    num_tasks = min(int(spark.conf.get(_SHUFFLE_PARTITIONS) or 200), spark.sparkContext.defaultParallelism)
+    return {ADAPTIVE: "false", _SHUFFLE_PARTITIONS: str(num_tasks)}
+
+
+_CACHE = _ADAPTIVE_CACHE | {_COMPRESS_CACHED: "false"}
+"""A batch is kept for a second and read once or twice: to look for how each of its columns compresses best takes a third of the
+time of the job that evaluates it. What does not fit into memory goes to disk."""
+
+_caching_sessions = _Clones(lambda _: _CACHE)
+_immediate_sessions = _Clones(_at_once)
+_log_sessions = _Clones(lambda _: {_SNAPSHOT_PARTITIONS: "1"})

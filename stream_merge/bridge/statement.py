@@ -23,7 +23,6 @@ from stream_merge.bridge.jvm import (
     scala_object,
     seq,
     set_field,
-    to_python,
     translate,
 )
 from stream_merge.bridge.transaction import Transaction, without_stats
@@ -406,12 +405,3 @@ def analyse(
         return ResolvedMerge(spark, command, template, clauses)
     except JVM_ERRORS as error:
         raise translate(error) from error
-
-
-def settings_fingerprint(spark: SparkSession) -> int:
-    """Return a number that changes with the session's settings, on which analysis depends."""
-    # A copy: a merge in another thread of the session may commit, and Delta then changes the settings.
-    settings = to_python(spark._jvm, spark._jsparkSession.sessionState().conf().getAllConfs())
-    # Delta's note of the session's own last commit, which no analysis looks at.
-    settings.pop("spark.databricks.delta.lastCommitVersionInSession", None)
-    return hash(frozenset(settings.items()))

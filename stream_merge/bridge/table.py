@@ -13,27 +13,43 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
     java_class,
+    lines_to_python,
     option,
     optional,
+    to_python,
     translate,
 )
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.errors import TargetNotFoundError
 
 _PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`")
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-def path_of(target: str) -> str | None:
-    """Return the path when the target is one (it has a slash, or is written delta.`path`), else None."""
+def location(spark: SparkSession, target: str) -> str | None:
+    """Return the absolute path when the target is a path (it has a slash, or is written delta.`path`), else None.
+
+    A relative path is one below the working directory of the driver's JVM, as in Spark's readers and writers. Spark's SQL and
+    Delta's builder of tables take absolute ones only.
+    """
+    path = _path_of(target)
+    if path is None or _ABSOLUTE.match(path):
+        return path
+    relative = java_class(spark._jvm, "org.apache.hadoop.fs.Path")(path)
+    system = relative.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+    return str(system.makeQualified(relative))
+
+
+def _path_of(target: str) -> str | None:
     quoted = _PATH_IDENTIFIER.fullmatch(target.strip())
     if quoted:
         return quoted["path"].replace("``", "`")
     return target if "/" in target or "\\" in target else None
 
 
-def sql_name(target: str) -> str:
+def sql_name(spark: SparkSession, target: str) -> str:
     """Return the target as it is written in SQL."""
-    path = path_of(target)
+    path = location(spark, target)
     return target if path is None else f"delta.`{path.replace('`', '``')}`"
 
 
@@ -57,6 +73,11 @@ class Table:
         """The table's folder as a URI."""
         return str(self.log.dataPath().toUri().toString())
 
+    def path(self, name: str = "") -> str:
+        """Return the path of the table's folder, or of something in it, as Spark takes it: a name, in which nothing is escaped."""
+        root = self.log.dataPath()
+        return str(java_class(self.jvm, "org.apache.hadoop.fs.Path")(root, name) if name else root)
+
     def is_same_as(self, log: Any) -> bool:
         """Whether another log handle belongs to the same table."""
         return bool(self.log.isSameLogAs(log))
@@ -78,14 +99,14 @@ class Table:
             table=self,
             handle=transaction,
             version=version,
-            metadata=json.loads(transaction.metadata().json())["metaData"],
-            protocol=json.loads(transaction.protocol().json())["protocol"],
+            metadata=to_python(jvm, transaction.metadata().wrap())["metaData"],
+            protocol=to_python(jvm, transaction.protocol().wrap())["protocol"],
         )
 
     def _delta_table(self) -> Any:
         from delta.tables import DeltaTable
 
-        path = path_of(self.name)
+        path = location(self.spark, self.name)
         return DeltaTable.forName(self.spark, self.name) if path is None else DeltaTable.forPath(self.spark, path)
 
     def history(self) -> DataFrame:
@@ -103,7 +124,7 @@ class Table:
     def add_column(self, name: str, sql_type: str) -> None:
         """Add a column to the schema, in a commit of its own."""
         try:
-            self.spark.sql(f"ALTER TABLE {sql_name(self.name)} ADD COLUMNS (`{name}` {sql_type})")
+            self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} ADD COLUMNS (`{name}` {sql_type})")
         except JVM_ERRORS as error:
             raise translate(error) from error
 
@@ -118,10 +139,10 @@ class Table:
         file_names = java_class(self.jvm, "org.apache.spark.sql.delta.util.FileNames")
         path = file_names.unsafeDeltaFile(self.log.logPath(), version)
         try:
-            lines = self.log.store().read(path, self.log.newDeltaHadoopConf()).mkString("\n")
+            lines = lines_to_python(self.jvm, self.log.store().read(path, self.log.newDeltaHadoopConf()))
         except JVM_ERRORS as error:
             raise FileNotFoundError(f"{self.name}: commit {version}") from error
-        self._commits[version] = [json.loads(line) for line in lines.split("\n") if line.strip()]
+        self._commits[version] = [json.loads(line) for line in lines if line.strip()]
         return self._commits[version]
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
@@ -175,7 +196,7 @@ def open_table(spark: SparkSession, target: str) -> Table:
     """
     jvm: Any = spark._jvm
     session = spark._jsparkSession
-    path = path_of(target)
+    path = location(spark, target)
     delta_log = java_class(jvm, "org.apache.spark.sql.delta.DeltaLog")
     if path is not None:
         return Table(spark=spark, log=delta_log.forTable(session, path), catalog_table=None, name=target)
@@ -197,7 +218,7 @@ def table_root(spark: SparkSession, target: str) -> str:
 
     Two spellings of one table have one root.
     """
-    if path_of(target) is None:
+    if _path_of(target) is None:
         state = spark._jsparkSession.sessionState()
         try:
             identifier = state.sqlParser().parseTableIdentifier(target)
@@ -224,7 +245,7 @@ def create_table(
     from delta.tables import DeltaTable
 
     builder = DeltaTable.createIfNotExists(spark).addColumns(like.schema)
-    path = path_of(target)
+    path = location(spark, target)
     builder = builder.tableName(target) if path is None else builder.location(path)
     if partition_by:
         builder = builder.partitionedBy(*partition_by)

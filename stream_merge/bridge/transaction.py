@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ from stream_merge.bridge.jvm import (
     load_class,
     option,
     optional,
+    scala_map,
     scala_object,
     seq,
     to_python,
 )
+from stream_merge.bridge.sessions import snapshot_partitions
 
 if TYPE_CHECKING:
     from stream_merge.bridge.table import Table
@@ -94,6 +97,18 @@ class Transaction:
         """Handle of the snapshot that is read."""
         return self.handle.snapshot()
 
+    def _few_tasks(self) -> AbstractContextManager[None]:
+        """Let Delta compute the table's state, where a call needs it, in as many tasks as the log is worth."""
+        return snapshot_partitions(self.table.spark, self._checkpoint_bytes)
+
+    @cached_property
+    def _checkpoint_bytes(self) -> int | None:
+        """Size of the newest checkpoint; None where it lies in files that its own file only names."""
+        if self.properties.get("delta.checkpointPolicy") == "v2":
+            return None
+        files = self.snapshot.logSegment().checkpointProvider().topLevelFiles()
+        return sum(int(file.getLen()) for file in items(files))
+
     @cached_property
     def _checksum(self) -> Any:
         return optional(self.snapshot.checksumOpt())
@@ -110,7 +125,8 @@ class Transaction:
                 # What txnVersion would register: another commit of this application is then a conflict.
                 self.handle.readTxn().addOne(app_id)
             return {app_id: known[app_id] for app_id in app_ids if app_id in known}
-        versions = {app_id: int(self.handle.txnVersion(app_id)) for app_id in app_ids}
+        with self._few_tasks():
+            versions = {app_id: int(self.handle.txnVersion(app_id)) for app_id in app_ids}
         return {app_id: version for app_id, version in versions.items() if version >= 0}
 
     def domain_metadata(self, domain: str) -> str | None:
@@ -123,14 +139,17 @@ class Transaction:
 
     def all_files(self) -> list[dict[str, Any]]:
         """Return the AddFiles of the version that is read; without a Spark job where the version checksum has them."""
-        in_checksum = optional(self._checksum.allFiles()) if self._checksum is not None else None
-        found = in_checksum if in_checksum is not None else self.snapshot.allFiles().collectAsList()
+        found = optional(self._checksum.allFiles()) if self._checksum is not None else None
+        if found is None:
+            with self._few_tasks():
+                found = self.snapshot.allFiles().collectAsList()
         files = to_python(self.jvm, found)
         return list(files)
 
     def skip_files(self, predicates: Any) -> set[str]:
         """Return the paths of the files that Delta's own data skipping leaves for a Scala Seq of predicates."""
-        scanned = self.snapshot.filesForScan(predicates, False).files()
+        with self._few_tasks():
+            scanned = self.snapshot.filesForScan(predicates, False).files()
         return {entry["path"] for entry in to_python(self.jvm, scanned)}
 
     def read_whole_table(self) -> None:
@@ -180,18 +199,15 @@ class Transaction:
             The handle of the FileActions: the new files, and the removal of every file there was.
         """
         jvm = self.jvm
-        options = java_class(jvm, "java.util.HashMap")()
-        if overwrite_schema:
-            options.put("overwriteSchema", "true")
-        to_map = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap
+        options = scala_map(jvm, {"overwriteSchema": "true"} if overwrite_schema else {})
         session = frame.sparkSession._jsparkSession
         none = option(jvm, None)
         arguments = [
             self.table.log,
             java_class(jvm, "org.apache.spark.sql.SaveMode").Overwrite,
-            java_class(jvm, "org.apache.spark.sql.delta.DeltaOptions")(to_map(options), session.sessionState().conf()),
+            java_class(jvm, "org.apache.spark.sql.delta.DeltaOptions")(options, session.sessionState().conf()),
             seq(jvm, []),
-            to_map(self._java_map(self.properties)),
+            scala_map(jvm, self.properties),
             frame._jdf,
             option(jvm, self.table.catalog_table),
             none,
@@ -209,7 +225,7 @@ class Transaction:
         transactions: Mapping[str, int],
         changes: CommitActions,
         operation: Any,
-        metrics: Mapping[str, Any],
+        metrics: Any = None,
         *,
         is_empty_allowed: bool = True,
     ) -> int | None:
@@ -219,15 +235,16 @@ class Transaction:
             transactions: Application id to batch id, as SetTransactions.
             changes: The file actions.
             operation: Handle of the DeltaOperation.
-            metrics: Operation metrics by name, as SQLMetric handles.
+            metrics: Handle of a Scala map from name to SQLMetric: the operation metrics, if there are any.
             is_empty_allowed: Whether a commit without any action is made.
 
         Returns:
             The version, or None when there was nothing to commit.
         """
         jvm = self.jvm
-        to_map = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap
-        self.handle.registerSQLMetrics(self.table.spark._jsparkSession, to_map(self._java_map(metrics)))
+        self.handle.registerSQLMetrics(
+            self.table.spark._jsparkSession, scala_map(jvm, {}) if metrics is None else metrics
+        )
         all_actions = java_class(jvm, "java.util.ArrayList")()
         now = java_class(jvm, "java.lang.System").currentTimeMillis()
         long_option = java_class(jvm, "scala.jdk.javaapi.OptionConverters").toScala
@@ -243,13 +260,14 @@ class Transaction:
         all_actions.addAll(actions(jvm, "AddFile", changes.adds))
         all_actions.addAll(actions(jvm, "RemoveFile", changes.removes))
         action_seq = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(all_actions)
-        tags = to_map(java_class(jvm, "java.util.HashMap")())
+        tags = scala_map(jvm, {})
         if self.row_tracking_columns is not None:
             tracking = scala_object(jvm, "org.apache.spark.sql.delta.RowTracking")
             tags = tracking.addPreservedRowTrackingTagIfNotSet(self.snapshot, tags)
-        if is_empty_allowed:
-            return int(self.handle.commit(action_seq, operation, tags))
-        version = optional(self.handle.commitIfNeeded(action_seq, operation, tags))
+        with self._few_tasks():
+            if is_empty_allowed:
+                return int(self.handle.commit(action_seq, operation, tags))
+            version = optional(self.handle.commitIfNeeded(action_seq, operation, tags))
         return None if version is None else int(version)
 
     def find_own_commit(self, newest: int) -> int | None:
@@ -263,12 +281,6 @@ class Transaction:
                 if "commitInfo" in action and action["commitInfo"].get("txnId") == own:
                     return version
         return None
-
-    def _java_map(self, values: Mapping[str, Any]) -> Any:
-        java_map = java_class(self.jvm, "java.util.HashMap")()
-        for name, value in values.items():
-            java_map.put(name, value)
-        return java_map
 
 
 def without_stats(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

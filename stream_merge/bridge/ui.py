@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from stream_merge.bridge.jvm import java_class, seq
+from stream_merge.bridge.jvm import java_class, scala_map, seq
 from stream_merge.bridge.sessions import RunningQuery
 
 
@@ -20,15 +20,16 @@ class OperationMetrics:
         self._values = dict.fromkeys(names, 0)
         metrics = self._class("metric.SQLMetrics")
         context = spark.sparkContext._jsc.sc()
-        self.handles: dict[str, Any] = {
+        self._handles: dict[str, Any] = {
             name: metrics.createTimingMetric(context, name, 0)
             if name.endswith("Ms")
             else metrics.createMetric(context, name)
             for name in names
         }
+        self.by_name = scala_map(spark._jvm, self._handles)
         self._infos = [
             self._class("metric.SQLMetricInfo")(name, handle.id(), handle.metricType())
-            for name, handle in self.handles.items()
+            for name, handle in self._handles.items()
         ]
 
     def _class(self, name: str) -> Any:
@@ -36,7 +37,7 @@ class OperationMetrics:
 
     def set(self, values: Mapping[str, int]) -> None:
         """Set the metrics; those not named become 0."""
-        for name, handle in self.handles.items():
+        for name, handle in self._handles.items():
             value = values.get(name, 0)
             if value != self._values[name]:
                 handle.set(value)
@@ -55,11 +56,10 @@ class OperationMetrics:
             return
         plan = query.execution.lastExecution().executedPlan()
         child = self._class("SparkPlanInfo").fromSparkPlan(plan)
-        no_metadata = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap(
-            java_class(jvm, "java.util.HashMap")()
-        )
-        root = self._class("SparkPlanInfo")(node, node, seq(jvm, [child]), no_metadata, seq(jvm, self._infos))
+        root = self._class("SparkPlanInfo")(node, node, seq(jvm, [child]), scala_map(jvm, {}), seq(jvm, self._infos))
         update = self._class("ui.SparkListenerSQLAdaptiveExecutionUpdate")
         number = java_class(jvm, "java.lang.Long").parseLong(execution_id)
         context.listenerBus().post(update(number, f"{node}\n{plan}", root))
-        self._class("metric.SQLMetrics").postDriverMetricUpdates(context, execution_id, seq(jvm, self.handles.values()))
+        self._class("metric.SQLMetrics").postDriverMetricUpdates(
+            context, execution_id, seq(jvm, self._handles.values())
+        )

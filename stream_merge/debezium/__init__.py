@@ -13,6 +13,15 @@ Everything is Spark's own expressions: no Python runs on the data. Only where th
 from stream_merge.debezium.changes import changes
 from stream_merge.debezium.fields import Columns, Field, table_fields
 from stream_merge.debezium.schemas import table_schema
-from stream_merge.debezium.settings import CHANGE_COL, MERGE_OPTIONS
+from stream_merge.debezium.settings import CHANGE_COL, KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
 
-__all__ = ["CHANGE_COL", "MERGE_OPTIONS", "Columns", "Field", "changes", "table_fields", "table_schema"]
+__all__ = [
+    "CHANGE_COL",
+    "KEYLESS_MERGE_OPTIONS",
+    "MERGE_OPTIONS",
+    "Columns",
+    "Field",
+    "changes",
+    "table_fields",
+    "table_schema",
+]

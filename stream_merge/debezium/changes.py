@@ -9,13 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge.debezium.envelope import (
-    Message,
-    ParsedJson,
-    header,
-    message_fields,
-    parse_json,
-)
+from stream_merge.bridge.call_sites import without_call_sites
+from stream_merge.debezium.envelope import Message, ParsedJson, header, message_fields, parse_json
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
 from stream_merge.debezium.rows import decode_values, select_changes
 from stream_merge.debezium.schemas import learn_columns
@@ -30,6 +25,7 @@ NEW_KEY_HEADER = "__debezium.newkey"
 _SPACE = r"' \t\r\n'"
 
 
+@without_call_sites()
 def changes(
     records: DataFrame,
     columns: Columns | None = None,

@@ -37,6 +37,10 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
                 texts[f"{other}{position}"] = f"{other}_key.{member}"
                 values[f"{other}v{position}"] = value(f"{other}{position}")
         else:
+            if settings.is_by_contents:
+                # REPLICA IDENTITY FULL sends all of the row as it was.
+                was = is_unavailable(f"({of_row})", field, settings.placeholder)
+                of_row = f"CASE WHEN {was} AND before IS NOT NULL THEN before.f{position} ELSE {of_row} END"
             texts[f"t{position}"] = of_row
             flags[f"u{position}"] = is_unavailable(f"t{position}", field, settings.placeholder)
             values[f"v{position}"] = f"CASE WHEN NOT u{position} THEN {value(f't{position}')} END"
@@ -52,13 +56,18 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
 def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
     """Return the data columns and the struct that describes the change."""
     names, keys = settings.names, settings.key_positions
-    data = []
+    data, old = [], []
     for position, (name, field) in enumerate(settings.fields.items()):
-        value = F.col(f"v{position}")
+        value, was = F.col(f"v{position}"), F.col(f"bv{position}")
         if field.default is not None:
+            default = F.lit(field.default).cast(field.data_type)
             was_there = F.expr(f"t{position} IS NULL AND op IN ('r', 'c', 'u')")
-            value = F.when(was_there, F.lit(field.default).cast(field.data_type)).otherwise(value)
+            value = F.when(was_there, default).otherwise(value)
+            if settings.is_by_contents:
+                # It has to be what the row was inserted with.
+                was = F.when(F.col(f"b{position}").isNull(), default).otherwise(was)
         data.append(value.alias(name))
+        old.append(was.alias(name))
     missing = ", ".join(f"CASE WHEN u{p} THEN {text(names[p])} END" for p in range(len(names)) if p not in keys)
     parts = {
         "op": F.col("op"),
@@ -70,8 +79,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
         pairs = ", ".join(f"{text(names[p])}, {other}v{p}" for p in keys)
         parts[f"{other}_key"] = F.expr(f"CASE WHEN {other}_key IS NOT NULL THEN named_struct({pairs}) END")
     if settings.before:
-        pairs = ", ".join(f"{text(name)}, bv{position}" for position, name in enumerate(names))
-        parts["before"] = F.expr(f"CASE WHEN before IS NOT NULL THEN named_struct({pairs}) END")
+        parts["before"] = F.when(F.col("before").isNotNull(), F.struct(*old))
     parts |= {name: F.col(name) for name in ("topic", "partition", "offset", "timestamp")}
     # A column of its own, or Spark would find the error out twice.
     frame = frame.withColumn("error", F.expr(_error_sql(settings)))
@@ -112,6 +120,11 @@ def _error_sql(settings: Settings) -> str:
     columns += [(p, f"{o}{p}", f"{o}v{p}", "true", f"{o} key's {names[p]}") for p in keys for o in ("old", "new")]
     if settings.before:
         columns += [(p, f"b{p}", f"bv{p}", f"NOT bu{p}", f"before's {name}") for p, name in enumerate(names)]
+    if settings.is_by_contents:
+        # All of them.
+        unsent = [(f"u{p}", name) for p, name in enumerate(names)]
+        unsent += [(f"bu{p}", f"before's {name}") for p, name in enumerate(names)]
+        parts += [f"CASE WHEN {flag} THEN {text(f'{name} was not sent')} END" for flag, name in unsent]
     types = [field.data_type.simpleString() for field in settings.fields.values()]
     for position, raw, value, condition, name in columns:
         is_misfit = f"{raw} IS NOT NULL AND {value} IS NULL AND {condition}"

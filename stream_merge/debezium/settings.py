@@ -24,6 +24,21 @@ MERGE_OPTIONS: Mapping[str, Any] = {
 }
 """The options of `merge_sink` for changes of a table with a key: order, deletes, TRUNCATE, values that were not sent, errors."""
 
+KEYLESS_MERGE_OPTIONS: Mapping[str, Any] = {
+    "before": f"{CHANGE_COL}.before",
+    "sequence_by": (
+        f"{CHANGE_COL}.sequence",
+        # The rows of a snapshot have one place in the log, and each a record of its own.
+        f"IF({CHANGE_COL}.op = 'r', {CHANGE_COL}.partition, 0)",
+        f"IF({CHANGE_COL}.op = 'r', {CHANGE_COL}.offset, 0L)",
+    ),
+    "delete_when": f"{CHANGE_COL}.op = 'd'",
+    "truncate_when": f"{CHANGE_COL}.op = 't'",
+    "error_column": f"{CHANGE_COL}.error",
+    "except_columns": (CHANGE_COL,),
+}
+"""The options of `merge_sink` for changes of a table without a key: the row that goes, order, deletes, TRUNCATE, errors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -40,6 +55,11 @@ class Settings:
     order: str
     snapshot_first: bool
     handling: Handling
+
+    @property
+    def is_by_contents(self) -> bool:
+        """Whether rows are known by their contents, for lack of a key."""
+        return self.before and not self.keys
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.statement import FILE, ROW
 from stream_merge.clauses import When
-from stream_merge.engines.job import ACTION, MAX_BROADCAST_ROWS, MergeJob, first_applying
+from stream_merge.engines.job import ACTION, MergeJob, first_applying
 from stream_merge.engines.locate import HASHED_TYPES, FileMatches
 from stream_merge.files import DataFile
 from stream_merge.key_index import MAX_ROWS
 from stream_merge.statement import quote
 from stream_merge.steps import reached
 
-MIN_CANDIDATE_ROWS = 200_000
+MIN_CANDIDATE_ROWS = 500_000
 """Where fewer rows can match, reading them is cheaper than to keep an index."""
 
 
@@ -31,7 +31,7 @@ def is_indexable(job: MergeJob) -> bool:
         bool(pairs)
         and len(pairs) == job.resolved.num_conjuncts
         and all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
-        and job.source.num_rows <= MAX_BROADCAST_ROWS
+        and job.is_broadcast
         and sum(file.num_physical_rows or MAX_ROWS for file in job.files.all()) <= MAX_ROWS
     )
 

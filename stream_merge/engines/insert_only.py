@@ -7,7 +7,6 @@ from pyspark.sql import DataFrame
 from stream_merge.bridge.sessions import job_description
 from stream_merge.bridge.statement import SOURCE_ID
 from stream_merge.engines.job import (
-    MAX_BROADCAST_ROWS,
     MergeJob,
     Staged,
     compact,
@@ -42,7 +41,7 @@ def _unmatched(job: MergeJob) -> DataFrame:
     if not job.candidates:
         return job.bound_source
     target = job.resolved.target(job.transaction, [file.add for file in job.candidates], with_rows=False)
-    if job.source.num_rows > MAX_BROADCAST_ROWS:
+    if not job.is_broadcast:
         return job.bound_source.join(target, job.resolved.condition, "left_anti")
     # The small side has to be the broadcast one, which an anti join allows only for its right side: hence two steps.
     matched = target.join(job.broadcast(job.bound_source), job.resolved.condition, "inner")

@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from stream_merge.bridge.sessions import planned_at_once
 from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, ResolvedClause, ResolvedMerge
 from stream_merge.bridge.transaction import CommitActions, Transaction, file_actions
 from stream_merge.clauses import When
@@ -86,9 +87,18 @@ class MergeJob:
             return BitMap64()
         return self.vectors.load(StoredVector.of(descriptor), self.transaction.table.read_range)
 
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether the batch is small enough to go to every task, so that the table is not shuffled."""
+        return self.source.num_rows <= MAX_BROADCAST_ROWS
+
     def broadcast(self, frame: DataFrame) -> DataFrame:
-        """Ask for a broadcast of the batch, so that the table is not shuffled, unless the batch is too large for one."""
-        return F.broadcast(frame) if self.source.num_rows <= MAX_BROADCAST_ROWS else frame
+        """Ask for a broadcast of the batch, unless it is too large for one."""
+        return F.broadcast(frame) if self.is_broadcast else frame
+
+    def summarized(self, summary: DataFrame) -> DataFrame:
+        """Plan a summary of the join at once; where the join itself is shuffled, its tasks are for Spark to number."""
+        return planned_at_once(summary) if self.is_broadcast else summary
 
 
 @dataclass(slots=True)
@@ -186,6 +196,13 @@ def inserted_rows(job: MergeJob, unmatched: DataFrame) -> DataFrame:
     """Return the rows that the NOT MATCHED clauses make of source rows that match nothing."""
     resolved = job.resolved
     clauses = job.clauses(When.NOT_MATCHED)
+    if len(clauses) == 1:
+        # Each step is a call that analyses all that leads to it; most merges have this one clause.
+        condition = clauses[0][1].condition
+        values = resolved.once(
+            "inserted", lambda: [v.alias(n) for v, n in zip(clauses[0][1].values, resolved.columns, strict=True)]
+        )
+        return (unmatched if condition is None else unmatched.where(condition)).select(*values)
     action, values = resolved.once(
         "inserted",
         lambda: (

@@ -53,10 +53,18 @@ class FileMatches:
     num_unchanged_rows: int = 0
 
 
-def joined_rows(job: MergeJob, target: DataFrame, *, keep_unmatched: bool = False) -> DataFrame:
+def joined_rows(
+    job: MergeJob, target: DataFrame, columns: Sequence[str | Column] = ("*",), *, keep_unmatched: bool = False
+) -> DataFrame:
     """Join target rows with the batch and number the clause that applies to each pair in `ACTION`.
 
     Target rows without a match are kept only where asked for, or where NOT MATCHED BY SOURCE clauses need them.
+
+    Args:
+        job: The merge.
+        target: The target rows.
+        columns: What is kept of a pair, before `ACTION`.
+        keep_unmatched: Whether target rows without a match are kept.
     """
     by_source = job.clauses(When.NOT_MATCHED_BY_SOURCE)
     is_outer = keep_unmatched or bool(by_source)
@@ -64,11 +72,15 @@ def joined_rows(job: MergeJob, target: DataFrame, *, keep_unmatched: bool = Fals
     joined = target.join(
         job.broadcast(source), join_condition(job, target, source), "left_outer" if is_outer else "inner"
     )
-    unchanged = unchanged_rows(job)
-    action = first_applying(job.clauses(When.MATCHED), unchanged)
-    if is_outer:
-        action = F.when(F.col(SOURCE_ID).isNotNull(), action).otherwise(first_applying(by_source, unchanged))
-    return joined.select("*", action.alias(ACTION))
+
+    def action() -> Column:
+        unchanged = unchanged_rows(job)
+        number = first_applying(job.clauses(When.MATCHED), unchanged)
+        if is_outer:
+            number = F.when(F.col(SOURCE_ID).isNotNull(), number).otherwise(first_applying(by_source, unchanged))
+        return number.alias(ACTION)
+
+    return joined.select(*columns, job.resolved.once(f"action of outer join: {is_outer}", action))
 
 
 def join_condition(job: MergeJob, target: DataFrame, source: DataFrame) -> Column:
@@ -113,7 +125,7 @@ def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> lis
     aggregates += [F.count(F.when(F.col(ACTION) == n, 1)).alias(f"clause_{n}") for n in existing]
     aggregates.append(F.count(F.when(F.col(ACTION) == UNCHANGED, 1)).alias("unchanged"))
     reached("locating")
-    collected = rows.groupBy(FILE).agg(*aggregates).collect()
+    collected = job.summarized(rows.groupBy(FILE).agg(*aggregates)).collect()
     root = job.transaction.table.root
     found = [
         FileMatches(
@@ -146,18 +158,24 @@ def find_matches_among_all(job: MergeJob, rows: DataFrame) -> list[FileMatches] 
     """
     spark = rows.sparkSession
     numbers = [n for n, _ in job.clauses(When.MATCHED)]
-    bitmaps = [
-        _collected(bitmap(spark, F.when(F.col(ACTION) == n, F.col(ROW))), with_positions=True).alias(f"rows_{n}")
-        for n in numbers
-    ]
-    all_rows = _collected(bitmap(spark, F.col(ROW)), with_positions=False).alias("matched")
+
+    def summary() -> tuple[Column, list[Column]]:
+        bitmaps = [
+            _collected(bitmap(spark, F.when(F.col(ACTION) == n, F.col(ROW))), with_positions=True).alias(f"rows_{n}")
+            for n in numbers
+        ]
+        all_rows = _collected(bitmap(spark, F.col(ROW)), with_positions=False).alias("matched")
+        return F.col(FILE), [F.count(F.lit(1)).alias("matches"), all_rows, *bitmaps]
+
     reached("locating")
-    collected = rows.groupBy(FILE).agg(F.count(F.lit(1)).alias("matches"), all_rows, *bitmaps).collect()
+    file_column, aggregates = job.resolved.once("matches among all", summary)
+    collected = job.summarized(rows.groupBy(file_column).agg(*aggregates)).collect()
     if any(row["matches"] != row["matched"]["cardinality"] for row in collected):
         return None
+    root = job.transaction.table.root
     found = []
     for row in collected:
-        file = job.files.find(row[FILE], job.transaction.table.root)
+        file = job.files.find(row[FILE], root)
         by_clause = {n: deserialize(bytes(row[f"rows_{n}"]["bitmap"])) for n in numbers}
         deleted = job.deleted_rows(file)
         by_clause = {n: positions - deleted for n, positions in by_clause.items()}

@@ -99,11 +99,12 @@ def _located(job: MergeJob) -> tuple[list[FileMatches], str]:
         if by_index is not None:
             return by_index, "index"
     everything = job.resolved.target(job.transaction, [f.undeleted for f in job.candidates], with_rows=True)
-    found = find_matches_among_all(job, joined_rows(job, everything).select(FILE, ROW, ACTION))
+    columns = job.resolved.once("file and row", lambda: [F.col(FILE), F.col(ROW)])
+    found = find_matches_among_all(job, joined_rows(job, everything, columns))
     if found is not None:
         return found, "scan"
     target = _target(job, job.candidates)
-    rows = joined_rows(job, target).select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target))
+    rows = joined_rows(job, target, [FILE, ROW, SOURCE_ID, *key_columns(job, target)])
     return find_matches(job, rows, with_positions=True), "scan"
 
 

@@ -35,8 +35,8 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.engines.job import MergeJob
+from stream_merge.features import CHAR_VARCHAR
 
-_CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _EXACT = (
     BinaryType,
     BooleanType,
@@ -77,7 +77,7 @@ def is_same(new: Column, old: Column, column: StructField) -> Column:
     """Return whether two values of a column are the same."""
     # Without the casts NULL, the old value of a column that the merge adds, has no type.
     new, old = new.cast(column.dataType), old.cast(column.dataType)
-    declared = str((column.metadata or {}).get(_CHAR, ""))
+    declared = str((column.metadata or {}).get(CHAR_VARCHAR, ""))
     if declared.startswith("char("):
         new, old = (_padded(value, int(declared[5:-1])) for value in (new, old))
     if not _is_comparable(column.dataType):

@@ -48,11 +48,21 @@ def quarantining_sink(path: str, **options: Any) -> MergeSink:
     return counting_sink(path, quarantine=f"{path}_rejected", expect={"not negative": "n >= 0"}, **options)
 
 
+def keyless_sink(path: str, **options: Any) -> MergeSink:
+    """Return the sink of a table of ids without a key: n adds a row at sequence n, -n removes an equal one at sequence n."""
+    is_removal = "n < 0"
+    before = f"CASE WHEN {is_removal} THEN named_struct('id', id) END"
+    return merge_sink(
+        path, before=before, sequence_by="abs(n)", delete_when=is_removal, except_columns=["n"], **options
+    )
+
+
 SINKS = {
     "counting": counting_sink,
     "upsert": upsert_sink,
     "ordered": ordered_sink,
     "quarantining": quarantining_sink,
+    "keyless": keyless_sink,
 }
 
 
@@ -107,7 +117,7 @@ def main() -> None:
     def report_result(result: MergeResult) -> None:
         report(batch_id=result.batch_id, skipped=result.skipped, version=result.version, strategy=result.strategy)
 
-    report(found=rows(spark, target))
+    report(found=rows(spark, target, "id", "n"))
     sink = SINKS[options["sink"]](target, on_result=report_result)
     killer = Killer(spark, options["step"], options["batch_id"])
     steps.observer = killer.observe
@@ -119,7 +129,7 @@ def main() -> None:
 
     changes = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(root / "changes"))
     run(changes, merge, root / "checkpoint")
-    report(rows=rows(spark, target))
+    report(rows=rows(spark, target, "id", "n"))
     spark.stop()
 
 

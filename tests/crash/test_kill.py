@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import pytest
 from stream_merge.steps import STEPS
 from stream_merge.tombstones import FOLDER
 from tests.conftest import CreateTable
-from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT, DURING
+from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT, DURING, SINKS
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import recorded_state
 from tests.streaming.child_session import child_conf, last_lines, run_child
@@ -158,6 +159,32 @@ def test_rows_and_tombstones_never_disagree(start_stream, deletion_vectors):
     left = {folder.name for folder in (Path(stream.target) / FOLDER).iterdir()}
     named = {file.path.rpartition("/")[2] for file in recorded_state(stream.target).files}
     assert named <= left
+
+
+def rows_left(*batches: Batch) -> list[tuple[int, None]]:
+    """Return the rows that the keyless sink leaves: each event counts once, and takes away a row or adds one."""
+    left: Counter[int] = Counter()
+    for key, n in {event for batch in batches for event in batch}:
+        left[key] += 1 if n > 0 else -1
+    # Removals whose rows have not come yet leave nothing.
+    return sorted((key, None) for key in left.elements())
+
+
+def test_rows_without_a_key_are_counted_once(start_stream, create_source):
+    kills = ("remembered", "after_commit")
+    # Two equal rows; one of the batch before goes, another of it comes again; a removal whose row comes with the next batch.
+    batches = [
+        [
+            *[(number, 10 * number + 1), (number, 10 * number + 2)],
+            *[(number - 1, -10 * number - 3), (number - 1, 10 * number - 9)],
+            *[(100 + number, -10 * number - 9), (99 + number, 10 * number - 2)],
+        ]
+        for number in range(1, len(kills) + 3)
+    ]
+    stream = start_stream("keyless", batches, deletion_vectors=True)
+    # The columns that the sink adds, in a commit of their own.
+    SINKS["keyless"](stream.target).merge(create_source("id INT, n INT"))
+    check_kills(stream, kills, batches, rows_left, "merge_on_read")
 
 
 def good(*batches: Batch) -> list[tuple[int, int]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 
 EXAMPLES = os.environ.get("STREAM_MERGE_EXAMPLES")
 
@@ -24,3 +26,14 @@ def drawn(plain: int) -> settings:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
+
+
+@st.composite
+def deliveries(draw: st.DrawFn, changes: list[tuple[Any, ...]], max_batches: int) -> list[list[tuple[Any, ...]]]:
+    """Draw the batches in which changes arrive, some of them twice."""
+    num_batches = draw(st.integers(1, max_batches))
+    batches: list[list[tuple[Any, ...]]] = [[] for _ in range(num_batches)]
+    for change in changes:
+        for index in draw(st.lists(st.integers(0, num_batches - 1), min_size=1, max_size=2)):
+            batches[index].append(change)
+    return [draw(st.permutations(batch)) for batch in batches]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from stream_merge import merge_sink
 from tests.conftest import CreateTable
-from tests.spark.drawing import drawn
+from tests.spark.drawing import deliveries, drawn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,41 +58,41 @@ def logs(draw: st.DrawFn) -> Log:
         )
         for i in range(number)
     ]
-    num_batches = draw(st.integers(1, 4))
-    batches: list[list[tuple[Any, ...]]] = [[] for _ in range(num_batches)]
-    for change in changes:
-        for index in draw(st.lists(st.integers(0, num_batches - 1), min_size=1, max_size=2)):
-            batches[index].append(change)
-    return Log(changes, [draw(st.permutations(batch)) for batch in batches])
+    return Log(changes, draw(deliveries(changes, max_batches=4)))
 
 
-@pytest.mark.parametrize("sequence", ["column", "expression"])
+@pytest.fixture
+def merged(
+    spark: SparkSession, create_table: CreateTable, read_rows: Any, deletion_vectors: bool, tmp_path: Path
+) -> Callable[..., list[tuple[Any, ...]]]:
+    """Return a function that merges batches into a new table of some columns and returns its rows."""
+    numbers = itertools.count()
+
+    def merge(
+        batches: list[list[tuple[Any, ...]]], schema: str, *columns: str, **options: Any
+    ) -> list[tuple[Any, ...]]:
+        path = str(tmp_path / f"target_{next(numbers)}")
+        types = [field for field in schema.split(", ") if field.split()[0] in columns]
+        create_table(", ".join(types), path=path, deletion_vectors=deletion_vectors)
+        sink = merge_sink(path, delete_when="op = 'd'", **options)
+        for batch in batches:
+            sink.merge(spark.createDataFrame(batch, schema).coalesce(1))
+        rows = [tuple(row) for row in read_rows(path, *columns)]
+        shutil.rmtree(path)
+        return rows
+
+    return merge
+
+
+@pytest.mark.parametrize("sequence", ["seq", "seq * 2"], ids=["column", "expression"])
 def test_any_split_repetition_and_order_gives_the_fold(
-    spark: SparkSession,
-    create_table: CreateTable,
-    read_rows: Any,
-    deletion_vectors: bool,
-    sequence: str,
-    tmp_path: Path,
+    merged: Callable[..., list[tuple[Any, ...]]], sequence: str
 ) -> None:
-    numbers = iter(range(10**6))
-
     @drawn(6)
     @given(log=logs())
     def check(log: Log) -> None:
-        path = str(tmp_path / f"target_{next(numbers)}")
-        create_table("id INT, part STRING, v STRING, seq INT", path=path, deletion_vectors=deletion_vectors)
-        sink = merge_sink(
-            path,
-            keys=["id", "part"],
-            null_keys="match",
-            sequence_by="seq" if sequence == "column" else "seq * 2",
-            delete_when="op = 'd'",
-        )
-        for batch in log.batches:
-            sink.merge(spark.createDataFrame(batch, SCHEMA).coalesce(1))
-        assert [tuple(row) for row in read_rows(path, "id", "part", "v", "seq")] == log.fold()
-        shutil.rmtree(path)
+        options = {"keys": ["id", "part"], "null_keys": "match", "sequence_by": sequence}
+        assert merged(log.batches, SCHEMA, "id", "part", "v", "seq", **options) == log.fold()
 
     check()
 
@@ -131,41 +133,18 @@ def partial_logs(draw: st.DrawFn) -> PartialLog:
         unset = draw(st.sampled_from([[], ["a"], ["b"], ["a", "b"]])) if op == "u" else []
         a, b = (f"{name}{sequences[i]}" if op == "u" and name not in unset else None for name in "ab")
         changes.append((None if op == "t" else draw(st.sampled_from([1, 2])), a, b, sequences[i], op, unset))
-    num_batches = draw(st.integers(1, 5))
-    batches: list[list[tuple[Any, ...]]] = [[] for _ in range(num_batches)]
-    for change in changes:
-        for index in draw(st.lists(st.integers(0, num_batches - 1), min_size=1, max_size=2)):
-            batches[index].append(change)
-    return PartialLog(changes, [draw(st.permutations(batch)) for batch in batches])
+    return PartialLog(changes, draw(deliveries(changes, max_batches=5)))
 
 
-@pytest.mark.parametrize("sequence", ["column", "expression"])
+@pytest.mark.parametrize("sequence", ["seq", "seq * 2"], ids=["column", "expression"])
 def test_changes_of_single_columns_in_any_order_give_the_fold(
-    spark: SparkSession,
-    create_table: CreateTable,
-    read_rows: Any,
-    deletion_vectors: bool,
-    sequence: str,
-    tmp_path: Path,
+    merged: Callable[..., list[tuple[Any, ...]]], sequence: str
 ) -> None:
-    numbers = iter(range(10**6))
+    options = {"keys": "id", "sequence_by": sequence, "truncate_when": "op = 't'", "unchanged_columns": "unset"}
 
     @drawn(3)
     @given(log=partial_logs())
     def check(log: PartialLog) -> None:
-        path = str(tmp_path / f"target_{next(numbers)}")
-        create_table("id INT, a STRING, b STRING, seq INT", path=path, deletion_vectors=deletion_vectors)
-        sink = merge_sink(
-            path,
-            keys="id",
-            sequence_by="seq" if sequence == "column" else "seq * 2",
-            delete_when="op = 'd'",
-            truncate_when="op = 't'",
-            unchanged_columns="unset",
-        )
-        for batch in log.batches:
-            sink.merge(spark.createDataFrame(batch, PARTIAL_SCHEMA).coalesce(1))
-        assert [tuple(row) for row in read_rows(path, "id", "a", "b", "seq")] == log.fold()
-        shutil.rmtree(path)
+        assert merged(log.batches, PARTIAL_SCHEMA, "id", "a", "b", "seq", **options) == log.fold()
 
     check()

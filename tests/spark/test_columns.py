@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
@@ -12,8 +13,9 @@ import pytest
 from pyspark.sql import Row
 
 from stream_merge import AmbiguousMatchError, merge_sink
+from stream_merge.bridge.table import open_table
 from stream_merge.errors import ConstraintViolationError, MergeExecutionError, SchemaMismatchError
-from tests.spark.delta_log import actions_of, latest_version
+from tests.spark.delta_log import actions_of, latest_version, read_actions
 from tests.spark.tables import create_computed, files_below, upsert
 
 pytestmark = pytest.mark.core
@@ -241,6 +243,17 @@ class TestTypes:
         for number, text in enumerate(texts):
             sink.merge(create_source("id INT, v STRING", [(number, text), (100 + number, "gone")]))
         assert read_rows(path, "v") == sorted((Row(v=text) for text in texts), key=repr)
+
+    def test_a_commit_of_many_packets_is_read_whole(self, spark, create_table, create_source):
+        # Characters of two, three and four bytes, each shift of them over the borders of the packets.
+        text = "é日🙂" * 8
+        path = create_table("id INT, v STRING", [(1, "old")], properties={"delta.dataSkippingStatsColumns": "id,v"})
+        rows = [(number, "x" * (number % 9) + text) for number in range(200)]
+        merge_sink(path, keys="id", user_metadata=text * 500).merge(create_source("id INT, v STRING", rows))
+        version = latest_version(path)
+        actions = open_table(spark, path).read_commit(version)
+        assert actions == read_actions(path, version)
+        assert len(json.dumps(actions)) > 50_000
 
     def test_files_have_the_types_of_the_table(self, create_table, create_source, read_rows, deletion_vectors):
         path = create_table(

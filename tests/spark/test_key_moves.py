@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from stream_merge import MergeSink, merge_sink
+from stream_merge import MergeSink, merge_sink, source
+from stream_merge.partial_updates import folded_changes
 from stream_merge.tombstones import MAX_FILES
 from tests.conftest import CreateTable
 from tests.spark.drawing import drawn
@@ -80,6 +81,16 @@ class TestOneMove:
         for batch in batches:  # and once more
             sink.merge(create_source(SCHEMA, batch))
         assert read_rows(table, "id", "a", "b", "seq") == [Row(id=2, a="A", b="b1", seq=11)]
+
+    def test_a_row_that_takes_all_values_along_is_merged_whole(self, create_source, read_rows, table, monkeypatch):
+        folded = []
+        monkeypatch.setattr(source, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [delete(1, 10, new=2), upsert(2, "A", "B", 11, old=1)]))
+        assert not folded
+        sink.merge(create_source(SCHEMA, [delete(2, 20, new=3), upsert(3, "C", None, 21, "b", old=2)]))
+        assert folded
+        assert read_rows(table, "id", "a", "b", "seq") == [Row(id=3, a="C", b="B", seq=21)]
 
     def test_a_value_that_the_batch_changes_before_the_move(self, create_source, read_rows, table):
         changes = [

@@ -12,6 +12,7 @@ from stream_merge import MergeSink, merge_sink
 from stream_merge.metrics import COUNTERS, delta_name
 from tests.spark.delta_log import ROW_METRICS, actions_of, latest_version, operation_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
+from tests.spark.jobs import job_descriptions, next_job_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -186,10 +187,9 @@ def test_one_line_is_logged_for_a_batch(two_files, create_source, caplog):
 
 
 def test_jobs_carry_a_description(spark: SparkSession, two_files, create_source):
-    store = spark.sparkContext._jsc.sc().statusStore()
-    before = store.jobsList(None).size()
-    upsert(two_files).merge(create_source(SCHEMA, [(1, "eu", 5), (20, "us", 1)]))
-    jobs = store.jobsList(None)
-    described = [jobs.apply(index).description() for index in range(jobs.size() - before)]
+    source = create_source(SCHEMA, [(1, "eu", 5), (20, "us", 1)])
+    first = next_job_id(spark)
+    upsert(two_files).merge(source)
+    described = job_descriptions(spark, first)
     assert described
-    assert all(description.isDefined() for description in described)
+    assert all(two_files in description for description in described)

@@ -159,6 +159,14 @@ class TestTombstones:
     """What is remembered, where, and for how long."""
 
     @pytest.mark.core
+    @pytest.mark.parametrize("folder", ["a table", "100%25", "x[1]{2}*", "ü#?"])
+    def test_folders_with_odd_names(self, create_table, create_source, read_rows, tmp_path, folder):
+        path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)], path=str(tmp_path / folder))
+        keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        assert len(folder_names(path)) == 1
+        late = keyed(path).merge(create_source(SCHEMA, [(1, "old", 4, "u"), (2, "new", 4, "u")]))
+        assert (late.num_outdated_rows, read_rows(path)) == (1, [Row(id=2, v="new", seq=4)])
+
     def test_another_configuration_is_refused(self, create_table, create_source, read_rows):
         path = create_table("id INT, v STRING, seq BIGINT, at BIGINT")
         schema = "id INT, v STRING, seq BIGINT, at BIGINT, op STRING"

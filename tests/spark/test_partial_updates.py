@@ -272,6 +272,13 @@ class TestTruncate:
         sink.merge(create_source(SCHEMA, [(7, "n", "n", 5, "u", None)]))
         assert read_rows(path, "id") == [Row(id=2), Row(id=3), Row(id=5), Row(id=7)]
 
+    def test_of_an_empty_table(self, create_table, create_source, read_rows):
+        path = create_table(TARGET)
+        sink = unsent(path, truncate_when="op = 't'", unchanged_columns=None)
+        sink.merge(create_source(SCHEMA, [(None, None, None, 5, "t", None)]))
+        late = sink.merge(create_source(SCHEMA, [(1, "old", "old", 4, "u", None), (2, "a", "b", 6, "u", None)]))
+        assert (late.num_outdated_rows, read_rows(path, "id")) == (1, [Row(id=2)])
+
     def test_in_a_sink_of_whole_rows_between_other_writers(
         self, create_table, create_source, read_rows, append_rows, at_step, deletion_vectors
     ):
@@ -302,6 +309,21 @@ class TestWholeRows:
         assert len(folded) == 2
         assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a9", b="b5"), Row(id=3, a="a", b="b")]
         assert late.num_outdated_rows == 1
+
+    def test_after_a_first_batch_without_changes(self, spark, create_table, create_source, read_rows, monkeypatch):
+        folded = []
+        monkeypatch.setattr(source, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
+        path = create_table(TARGET, [(1, "a1", "b1", 1)])
+        # The column for sequences is there then, and no commit says that no row uses it.
+        unsent(path).merge(create_source(SCHEMA, []))
+        unsent(path).merge(create_source(SCHEMA, [(1, "a2", "b2", 2, "u", None)]))
+        assert not folded
+        unsent(path).merge(create_source(SCHEMA, [(1, "a9", None, 9, "u", ["b"])]))
+        sink = unsent(path)
+        sink.reset_state(spark)
+        sink.merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None)]))
+        assert len(folded) == 2
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a9", b="b5")]
 
     def test_another_sink_makes_the_first_such_row_between_open_and_commit(
         self, create_table, create_source, read_rows, at_step

@@ -24,3 +24,9 @@ def changes(tmp_path: Path) -> ChangeFiles:
 def checkpoint(tmp_path: Path) -> Path:
     """Return the place of the checkpoint."""
     return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def rejected(tmp_path: Path) -> str:
+    """Return the path of a quarantine table that does not exist yet."""
+    return str(tmp_path / "rejected")

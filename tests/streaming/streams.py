@@ -104,9 +104,9 @@ def run_to_failure(
     return str(caught.value)
 
 
-def rows(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a table in order."""
-    return sorted(tuple(row) for row in spark.read.format("delta").load(path).collect())
+def rows(spark: SparkSession, path: str, *columns: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a table, or these columns of them, in order."""
+    return sorted(tuple(row) for row in spark.read.format("delta").load(path).select(*columns or "*").collect())
 
 
 def recorded_batches(path: str) -> list[tuple[str, int]]:

@@ -190,6 +190,22 @@ def test_a_missing_target_is_created(spark, tmp_path: Path, checkpoint: Path, op
     assert spark.read.format("delta").load(target).schema.simpleString() == "struct<id:int,n:int,region:string>"
 
 
+def test_a_target_that_vanishes_is_not_created_anew(spark, tmp_path: Path, changes: ChangeFiles, checkpoint: Path):
+    """A mount that is lost, say: a new table would have the later micro-batches only."""
+    target = tmp_path / "target"
+    sink = counting_sink(str(target), create_if_missing=True)
+    changes.add([(1, 1)])
+    run(changes.stream(spark), sink, checkpoint)
+    target.rename(tmp_path / "elsewhere")
+    changes.add([(2, 2)])
+    failure = run_to_failure(changes.stream(spark), sink, checkpoint)
+    assert "batch 1: the table has earlier micro-batches of this query, and is gone" in failure
+    assert not target.exists()
+    (tmp_path / "elsewhere").rename(target)
+    run(changes.stream(spark), sink, checkpoint)
+    assert rows(spark, str(target)) == [(1, 1), (2, 2)]
+
+
 @pytest.fixture
 def database(spark: SparkSession) -> Iterator[str]:
     """Return the name of an empty database."""

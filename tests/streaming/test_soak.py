@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ POOLED = (
 )
 """Thread pools of the JVM, Spark and Delta, whose size is their own affair."""
 
+MAX_EXIT_S = 30.0
+"""How long a thread that has done its work may take to end: that of a query lives on after `awaitTermination`."""
+
 SET_BY_DELTA = "spark.databricks.delta.lastCommitVersionInSession"
 """A setting that each of Delta's commits leaves in its session."""
 
@@ -102,14 +106,37 @@ def footprint(spark: SparkSession) -> Footprint:
     )
 
 
-def assert_nothing_left(spark: SparkSession, before: Footprint) -> None:
-    """Compare with what was there before; threads may have ended, but none may have come."""
+def new_threads(now: Footprint, before: Footprint) -> tuple[Counter[str], Counter[str]]:
+    """Return the threads of Python and of Java that have come; others may have ended."""
+    return now.python_threads - before.python_threads, now.java_threads - before.java_threads
+
+
+def assert_nothing_left(spark: SparkSession, before: Footprint, *, max_exit_s: float = MAX_EXIT_S) -> None:
+    """Compare with what was there before, as soon as the threads that are about to end have ended."""
+    deadline = time.monotonic() + max_exit_s
     now = footprint(spark)
+    while any(new_threads(now, before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = footprint(spark)
     assert now.persisted == []
     assert now.is_cache_empty
     assert (now.views, now.conf, now.local_properties) == (before.views, before.conf, before.local_properties)
-    assert now.python_threads - before.python_threads == Counter()
-    assert now.java_threads - before.java_threads == Counter()
+    assert new_threads(now, before) == (Counter(), Counter())
+
+
+def test_a_thread_may_take_its_time_to_end_but_not_stay(spark: SparkSession):
+    before = footprint(spark)
+    stay = threading.Event()
+    thread = threading.Thread(target=stay.wait, name="straggler")
+    thread.start()
+    try:
+        with pytest.raises(AssertionError, match="straggler"):
+            assert_nothing_left(spark, before, max_exit_s=0.3)
+        threading.Timer(0.5, stay.set).start()
+        assert_nothing_left(spark, before)
+    finally:
+        stay.set()
+        thread.join()
 
 
 def batches(number: int) -> list[list[tuple[int, int]]]:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stream_merge import MergeResult
 from stream_merge.metrics import COUNTERS, delta_name
 from tests.conftest import CreateTable
+from tests.spark.jobs import items, job_descriptions, next_job_id
 from tests.streaming.streams import SCHEMA, ChangeFiles, counting_sink, forget_commit, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.core
-
-
-def items(spark: SparkSession, seq: Any) -> Iterator[Any]:
-    """Iterate over a Scala collection."""
-    yield from spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(seq)
 
 
 def merge_nodes(spark: SparkSession, target: str) -> list[dict[str, str]]:
@@ -44,20 +39,6 @@ def merge_nodes(spark: SparkSession, target: str) -> list[dict[str, str]]:
 def as_number(text: str) -> int:
     """Return the number that the UI prints."""
     return int(text.replace(",", ""))
-
-
-def job_descriptions(spark: SparkSession, since: int) -> list[str]:
-    """Return the descriptions of the jobs from this id on."""
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-    jobs = items(spark, spark.sparkContext._jsc.sc().statusStore().jobsList(None))
-    options = [job.description() for job in jobs if job.jobId() >= since]
-    return [option.get() if option.isDefined() else "" for option in options]
-
-
-def next_job_id(spark: SparkSession) -> int:
-    """Return the id that the next job will have."""
-    jobs = items(spark, spark.sparkContext._jsc.sc().statusStore().jobsList(None))
-    return max((job.jobId() for job in jobs), default=-1) + 1
 
 
 def test_metrics_on_the_querys_node(spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, strategy):

@@ -36,6 +36,12 @@ def one_key_and_columns_as_expressions() -> MergeSink:
     return merge_sink("lake.customers", keys="id", sequence_by=("updated_at", "lsn"), delete_when=deleted)
 
 
+def without_keys() -> MergeSink:
+    options = debezium.KEYLESS_MERGE_OPTIONS
+    merge_sink("lake.visits", before=F.col("old"), sequence_by="lsn", delete_when="op = 'd'")
+    return merge_sink("lake.visits", quarantine="lake.rejected", **options)
+
+
 def every_option(report: Callable[[MergeResult], None]) -> MergeSink:
     return merge_sink(
         "/data/customers",

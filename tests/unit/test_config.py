@@ -1,12 +1,14 @@
 """The options of a sink: each fault has its sentence, and all faults come in one error."""
 
 import pickle
+from datetime import timedelta
 
 import pytest
 
 from stream_merge import ConfigError, StreamMergeError, merge_sink
 
 CREATE = {"create_if_missing": True}
+KEYLESS = {"before": "old", "sequence_by": "lsn", "delete_when": "op = 'd'"}
 
 
 def faults_of(target="lake.customers", **options):
@@ -36,6 +38,13 @@ def faults_of(target="lake.customers", **options):
         {"keys": "id", "source_alias": "s", "target_alias": "t"},
         {"keys": "id", "partition_by": "region", "table_properties": {"delta.enableChangeDataFeed": "true"}, **CREATE},
         {"keys": "id", "cluster_by": ["id", "region"], **CREATE},
+        {
+            **KEYLESS,
+            "truncate_when": "op = 't'",
+            "tie_break_by": "part",
+            "except_columns": ["old"],
+            "merge_schema": True,
+        },
     ],
 )
 def test_good_options_have_no_fault(options):
@@ -45,14 +54,28 @@ def test_good_options_have_no_fault(options):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({}, "give exactly one of keys and on"),
-        ({"keys": []}, "give exactly one of keys and on"),
-        ({"keys": "id", "on": "target.id = source.id"}, "give exactly one of keys and on"),
+        ({}, "give exactly one of keys, on and before"),
+        ({"keys": []}, "give exactly one of keys, on and before"),
+        ({"keys": "id", "on": "target.id = source.id"}, "give exactly one of keys, on and before"),
         ({"keys": ["id", "region", "id"]}, "keys names a column twice: id, region, id"),
         ({"keys": "id", "sequence_by": ["lsn", "lsn"]}, "sequence_by names a column twice: lsn, lsn"),
         ({"keys": ["id", ""]}, "keys has an empty column name"),
         ({"keys": "id", "sequence_by": [""]}, "sequence_by has an empty column name"),
         ({"on": "true", "sequence_by": "lsn"}, "sequence_by needs keys"),
+        ({**KEYLESS, "keys": "id"}, "give exactly one of keys, on and before"),
+        ({**KEYLESS, "on": "true"}, "give exactly one of keys, on and before"),
+        (
+            {"before": "old", "delete_when": "op = 'd'"},
+            "before needs sequence_by, by which an event is known again",
+        ),
+        ({"before": "old", "sequence_by": "lsn"}, "before needs delete_when: which changes only remove"),
+        (
+            {**KEYLESS, "tombstone_retention": timedelta(0)},
+            "before needs a tombstone_retention: removals wait for rows that come late",
+        ),
+        ({**KEYLESS, "unchanged_columns": "unset"}, "unchanged_columns needs keys; with before there are none"),
+        ({**KEYLESS, "ignore_null_updates": True}, "ignore_null_updates needs keys; with before there are none"),
+        ({**KEYLESS, "null_keys": "match"}, "null_keys='match' needs keys; with before there are none"),
         ({"on": "true", "delete_when": "op = 'd'"}, "delete_when needs keys"),
         ({"on": "true", "null_keys": "match"}, "null_keys='match' needs keys"),
         ({"keys": "id", "output_mode": "upsert"}, "output_mode='upsert' is not one of append, update, complete"),
@@ -131,7 +154,7 @@ def test_all_faults_come_in_one_error():
             partition_by="day",
         )
     expected = (
-        "give exactly one of keys and on",
+        "give exactly one of keys, on and before",
         "sequence_by names a column twice: lsn, lsn",
         "sequence_by needs keys",
         "null_keys='drop' needs keys",
@@ -147,9 +170,9 @@ def test_all_faults_come_in_one_error():
 
 
 def test_a_wrong_option_is_a_value_error_and_an_error_of_the_library():
-    with pytest.raises(ValueError, match="give exactly one of keys and on"):
+    with pytest.raises(ValueError, match="give exactly one of keys, on and before"):
         merge_sink("lake.customers")
-    with pytest.raises(StreamMergeError, match="give exactly one of keys and on"):
+    with pytest.raises(StreamMergeError, match="give exactly one of keys, on and before"):
         merge_sink("lake.customers")
 
 

@@ -1,0 +1,376 @@
+"""The command `stream-merge` and its arguments; what they do is imported when it is needed, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from stream_merge import MergeResult, __version__
+from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.logs import LogLevel, configure_logging
+from stream_merge.cli.secrets import Secrets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.console import Console
+
+    from stream_merge.cli.file import LoadedPipeline
+    from stream_merge.cli.pipeline import Pipeline
+    from stream_merge.cli.progress import Progress
+    from stream_merge.cli.prometheus import Metrics
+
+DEFAULT_FILE = Path("pipeline.toml")
+
+app = typer.Typer(
+    name="stream-merge",
+    help="Merge streams into Delta tables, exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file.", show_default=False)]
+LogLevelOption = Annotated[
+    LogLevel, typer.Option("--log-level", help="What is logged; debug shows Spark's own lines and stack traces too.")
+]
+
+
+def main() -> NoReturn:
+    """Run the command with the arguments of the process, and end it with an exit code of `ExitCode`."""
+    app()
+    sys.exit(ExitCode.OK)
+
+
+def _show_version(*, is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"stream-merge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and end.",
+            is_eager=True,
+            callback=lambda value: _show_version(is_asked=value),
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def run(
+    file: PipelineFile,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Show the progress on a terminal.")] = True,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Run a pipeline until it is stopped.
+
+    SIGTERM and Ctrl-C stop it after the running micro-batch; a second one stops it at once.
+
+    Exit codes: 0 done or stopped, 1 failed, 2 the file or the arguments are wrong, 3 it cannot start (Java, packages, broker,
+    topic, table), 130 and 143 a signal cut a micro-batch off.
+    """
+    with _Command(log_level) as command:
+        loaded = command.load(file)
+        console = _terminal() if live and sys.stdout.isatty() else None
+        configure_logging(log_level, loaded.secrets, console)
+        code = _run(loaded, console, once=once)
+        if code is not ExitCode.OK:
+            raise typer.Exit(code)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a commented example of a pipeline file."""
+    from stream_merge.cli.example import write_example
+
+    with _Command():
+        write_example(file, force=force)
+        typer.echo(f"{file} is written. Edit it, then: stream-merge validate {file}")
+
+
+@app.command()
+def validate(
+    file: PipelineFile,
+    *,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Check the file alone, without Spark, the source and the tables.")
+    ] = False,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Check a pipeline file against its source and its tables, and tell every fault with its line."""
+    with _Command(log_level) as command:
+        loaded = command.load(file)
+        from stream_merge.cli.validate import validate as find_faults
+
+        spark = None if offline else command.start_session(loaded.pipeline)
+        faults = find_faults(loaded, spark)
+        for fault in faults:
+            command.tell(fault.text(loaded.path))
+        if faults:
+            raise typer.Exit(ExitCode.USAGE)
+        tables = len(loaded.pipeline.tables)
+        typer.echo(f"{file}: no faults found ({tables} table{'s' if tables > 1 else ''}).")
+
+
+@app.command()
+def status(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Path or catalog name of a table.", show_default=False)],
+    *,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw batch time, rows and lag to a .png, .svg or .html."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many of the last commits are read.")] = 1000,
+    pipeline: Annotated[
+        Path | None, typer.Option("--pipeline", metavar="FILE", help="Pipeline file whose Spark settings are taken.")
+    ] = None,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Show what a table's own commits tell: batches, rates, rows, conflicts, deletes, quarantine, files."""
+    with _Command(log_level) as command:
+        loaded = command.load(pipeline) if pipeline is not None else None
+        if plot is not None:
+            from stream_merge.cli.plots import check_plot_file
+
+            check_plot_file(plot)
+        spark = command.start_session(loaded.pipeline if loaded is not None else None)
+        from stream_merge.cli.status import read_status
+        from stream_merge.cli.status_view import print_status
+
+        found = read_status(spark, table, limit)
+        print_status(_terminal(), found)
+        if plot is not None:
+            from stream_merge.cli.plots import plot as draw
+
+            draw(found, plot)
+            typer.echo(f"{plot} is written.")
+
+
+@app.command()
+def explain(
+    file: PipelineFile,
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="Target or source of one table; all by default.")
+    ] = None,
+    *,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows of the source are looked at.")] = 100,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Print the plan of the merge into each table and the reason for it; writes nothing."""
+    with _Command(log_level) as command:
+        loaded = command.load(file)
+        from stream_merge.cli.explain import explain as explain_tables
+        from stream_merge.cli.sources import check_brokers
+
+        check_brokers(loaded.pipeline.source)
+        spark = command.start_session(loaded.pipeline)
+        for text in explain_tables(spark, loaded.pipeline, table, rows):
+            typer.echo(loaded.secrets.mask(text))
+
+
+@dataclass(slots=True)
+class _Command:
+    """One command: what its errors say to the user, what it must hide, and the Spark that it has started.
+
+    Attributes:
+        log_level: What is logged.
+        secrets: What is hidden, once a pipeline file has been read.
+        spark: The session, once it runs.
+    """
+
+    log_level: LogLevel = LogLevel.WARNING
+    secrets: Secrets | None = None
+    spark: SparkSession | None = None
+
+    def __enter__(self) -> _Command:
+        from stream_merge.cli.stopping import end_on_sigterm
+
+        end_on_sigterm()
+        return self
+
+    def load(self, file: Path) -> LoadedPipeline:
+        """Read a pipeline file, and hide its secrets from now on."""
+        from stream_merge.cli.file import load_pipeline
+
+        loaded = load_pipeline(file)
+        self.secrets = loaded.secrets
+        configure_logging(self.log_level, loaded.secrets)
+        return loaded
+
+    def start_session(self, pipeline: Pipeline | None) -> SparkSession:
+        """Start Spark for a command that is soon done."""
+        from stream_merge.cli.pipeline import SparkSettings
+        from stream_merge.cli.session import start_spark
+
+        self.secrets = self.secrets or Secrets()
+        configure_logging(self.log_level, self.secrets)
+        with _waiting("Starting Spark"):
+            self.spark = start_spark(
+                pipeline.spark if pipeline is not None else SparkSettings(),
+                self.secrets,
+                name=pipeline.pipeline.name if pipeline is not None else "status",
+                source=pipeline.source if pipeline is not None else None,
+                defaults={"spark.ui.enabled": "false"},
+            )
+        return self.spark
+
+    def tell(self, text: str) -> None:
+        """Write to standard error, without secrets."""
+        typer.echo(self.secrets.mask(text) if self.secrets is not None else text, err=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        from stream_merge.cli.session import stop_session
+        from stream_merge.cli.stopping import StopNow
+
+        if isinstance(error, StopNow):
+            _end_at_once(error.signal_number)
+        if self.spark is not None:
+            stop_session(self.spark)
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(ExitCode.INTERRUPTED)
+        if error is not None and isinstance(error, Exception) and not _is_typers_own(error):
+            raise typer.Exit(self._explain(error))
+
+    def _explain(self, error: Exception) -> ExitCode:
+        """Say in a sentence what went wrong, and return the exit code."""
+        from stream_merge.cli.faults import PipelineFileError
+
+        is_debug = self.log_level is LogLevel.DEBUG
+        if is_debug:
+            self.tell("".join(traceback.format_exception(error)).rstrip())
+        if isinstance(error, PipelineFileError):
+            self.tell(str(error))
+            return ExitCode.USAGE
+        if isinstance(error, PipelineError):
+            self.tell(str(error))
+            return error.exit_code
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        hint = "" if is_debug else "; --log-level debug shows where"
+        self.tell(f"stream-merge did not expect this error: {message}{hint}.")
+        return ExitCode.FAILED
+
+
+def _is_typers_own(error: Exception) -> bool:
+    """Tell whether an exception is one with which typer ends a command, or tells of wrong arguments."""
+    return any(each.__module__.split(".")[0] in ("typer", "click") for each in type(error).__mro__)
+
+
+def _end_at_once(signal_number: int) -> NoReturn:
+    """End the process without waiting for anything; the JVM ends with it."""
+    sys.stdout.flush()
+    sys.stderr.write(
+        "stopped at once; the micro-batch that was running is merged, or skipped if it was, at the next start\n"
+    )
+    sys.stderr.flush()
+    os._exit(128 + signal_number)
+
+
+def _terminal() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+@contextmanager
+def _waiting(text: str) -> Iterator[None]:
+    """Show on a terminal that something takes its time."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+def _run(loaded: LoadedPipeline, console: Console | None, *, once: bool) -> ExitCode:
+    """Run a pipeline with everything that watches it."""
+    from stream_merge.cli.faults import PipelineFileError
+    from stream_merge.cli.live import LiveView
+    from stream_merge.cli.progress import Progress, State
+    from stream_merge.cli.prometheus import Endpoint, Metrics
+    from stream_merge.cli.sources import check_brokers
+    from stream_merge.cli.tables import build_sink
+    from stream_merge.cli.validate import validate as validate_offline
+
+    pipeline, mask = loaded.pipeline, loaded.secrets.mask
+    progress = Progress(pipeline.pipeline.name)
+    metrics = Metrics(progress, pipeline.pipeline.name, mask)
+    # Before Spark, which takes seconds to start: what is wrong with the file, the broker or the port shows at once.
+    faults = validate_offline(loaded, None)
+    if faults:
+        raise PipelineFileError(faults, loaded.path)
+    merge = build_sink(pipeline, _observer(progress, metrics))
+    check_brokers(pipeline.source)
+    with ExitStack() as stack:
+        if pipeline.metrics.prometheus_port is not None:
+            stack.enter_context(
+                Endpoint(metrics, pipeline.metrics.prometheus_address, pipeline.metrics.prometheus_port)
+            )
+        if console is not None:
+            stack.enter_context(LiveView(console, progress, mask))
+        try:
+            return _run_on_spark(loaded, merge, progress, metrics.on_failure, once=once)
+        finally:
+            progress.set_state(State.ENDED)
+
+
+def _run_on_spark(
+    loaded: LoadedPipeline,
+    merge: Callable[..., None],
+    progress: Progress,
+    on_failure: Callable[[], None],
+    *,
+    once: bool,
+) -> ExitCode:
+    import logging
+
+    from stream_merge.cli.runner import Runner
+    from stream_merge.cli.session import start_session, stopped_after
+    from stream_merge.cli.stopping import StopSignals
+
+    logger = logging.getLogger("stream_merge.cli")
+    pipeline = loaded.pipeline
+    logger.info("starting pipeline %s from %s", pipeline.pipeline.name, loaded.path)
+    spark = start_session(pipeline, loaded.secrets)
+    # After Spark has started: PySpark puts a handler of its own for SIGINT.
+    with stopped_after(spark), StopSignals() as signals:
+        code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
+        reason = "all that was there is merged" if signals.received is None else "stopped by a signal"
+        logger.info("ended: %s", reason if code is ExitCode.OK else "a signal cut the running micro-batch off")
+        return code
+
+
+def _observer(progress: Progress, metrics: Metrics) -> Callable[[MergeResult], None]:
+    """Return what is called with the result of each table and micro-batch."""
+    import logging
+
+    from stream_merge.cli.live import result_line
+
+    logger = logging.getLogger("stream_merge.cli")
+
+    def observe(result: MergeResult) -> None:
+        progress.on_result(result)
+        metrics.on_result(result)
+        logger.info("%s", result_line(result, progress.snapshot()))
+
+    return observe

@@ -1,0 +1,212 @@
+"""From the records of one source to the rows that its sink merges, as the section `[decode]` says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.functions import col
+
+from stream_merge import debezium
+from stream_merge.bridge.table import open_table
+from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.pipeline import DecodeSettings, TableSettings
+from stream_merge.cli.sources import CORRUPT_RECORD
+from stream_merge.debezium.fields import resolve_columns
+from stream_merge.debezium.schemas import LearntColumns, learn_columns
+from stream_merge.errors import ConfigError, TargetNotFoundError
+
+logger = logging.getLogger("stream_merge.cli")
+
+OWN_PREFIX = "_stream_merge_"
+"""What the columns that the sink adds to its target begin with."""
+
+_RECORD_FIELDS: Mapping[str, str] = {
+    "topic": "STRING",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "timestamp": "TIMESTAMP",
+}
+_EXAMINED_RECORDS = 1000
+_NESTED = (T.StructType, T.ArrayType, T.MapType)
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Makes rows of the records of one source; what it has found out about them it keeps from batch to batch.
+
+    Attributes:
+        decode: How records become rows.
+        table: The table that takes them.
+        target: Its path or name, without placeholders.
+        source: The name of the source in messages.
+    """
+
+    decode: DecodeSettings
+    table: TableSettings
+    target: str
+    source: str
+    _given: dict[str, debezium.Field] | None = None
+    _has_schema: bool | None = None
+    _learnt: LearntColumns | None = None
+    _told: set[str] = field(default_factory=set)
+    _of_target: tuple[T.StructType, dict[str, debezium.Field]] | None = None
+
+    @property
+    def _shown(self) -> str:
+        """How messages name the source: a single table takes all rows, whatever they are called."""
+        return "the source" if self.table.source is None else self.source
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether decoding looks at the records beforehand, so that they are to be evaluated once for both."""
+        return self.decode.format == "debezium" and self.table.columns is None
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        """Return the rows of the records.
+
+        Raises:
+            PipelineError: The columns are not known.
+            ConfigError: The records are not what the section `[decode]` says.
+        """
+        match self.decode.format:
+            case "debezium":
+                return self._changes(records)
+            case "json":
+                return self._objects(records)
+            case "none":
+                return records
+
+    def _changes(self, records: DataFrame) -> DataFrame:
+        return debezium.changes(
+            records,
+            columns=self._columns_of(records),
+            keys=self.table.keys,
+            format=self.decode.layout,
+            placeholder=self.decode.placeholder,
+            keep_tombstones=self.decode.keep_tombstones,
+            decimals=self.decode.decimals,
+            binary=self.decode.binary,
+        )
+
+    def _columns_of(self, records: DataFrame) -> dict[str, debezium.Field]:
+        """Return the columns as the file gives them, else as the messages tell them, else as the target has them.
+
+        What the messages tell goes before the target, whose types do not tell in which unit a source writes its times.
+        """
+        if self.table.columns is not None:
+            if self._given is None:
+                self._given = resolve_columns(self.table.columns)
+            return self._given
+        present = target_schema(records.sparkSession, self.target)
+        if self._has_schema is None:
+            self._has_schema = _has_schema_part(records)
+        learnt = self._learn(records) if self._has_schema else None
+        if learnt is not None:
+            return self._as_in_target(learnt.fields, present)
+        if present is None:
+            raise PipelineError(
+                f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), and the "
+                f"table {self.target} does not exist. Give columns for this table in the pipeline file.",
+                ExitCode.USAGE,
+            )
+        if self._of_target is None or self._of_target[0] != present:
+            self._of_target = (present, resolve_columns(present))
+        return self._of_target[1]
+
+    def _learn(self, records: DataFrame) -> LearntColumns | None:
+        try:
+            self._learnt = learn_columns(records, meta_prefix="__")
+        except ConfigError:
+            # No record of this batch has a value, or none tells its columns: they are those of the batches before.
+            if _has_schema_part(records):
+                raise
+        return self._learnt
+
+    def _as_in_target(
+        self, fields: Mapping[str, debezium.Field], present: T.StructType | None
+    ) -> dict[str, debezium.Field]:
+        """Return what the messages tell of the columns, with the types that the target has for them."""
+        if present is None:
+            return dict(fields)
+        types = {f.name: f.dataType for f in present.fields}
+        missing = [name for name in fields if name not in types and name not in self._told]
+        if missing and not self.table.merge_schema:
+            self._told.update(missing)
+            logger.warning(
+                "%s: the table %s has no column %s, so its values are left out; set merge_schema = true, or add it to the table",
+                self._shown,
+                self.target,
+                ", ".join(missing),
+            )
+        return {
+            name: replace(each, type=types[name]) if name in types and not isinstance(types[name], _NESTED) else each
+            for name, each in fields.items()
+        }
+
+    def _objects(self, records: DataFrame) -> DataFrame:
+        if "value" not in records.columns:
+            raise PipelineError(
+                'decode.format = "json" reads the column value, which the source does not have; for files of JSON leave the '
+                "section [decode] out.",
+                ExitCode.USAGE,
+            )
+        if self.decode.keep_tombstones:
+            raise PipelineError('decode.keep_tombstones goes with decode.format = "debezium".', ExitCode.USAGE)
+        schema = self._schema_of_objects(records.sparkSession)
+        own = T.StructField(CORRUPT_RECORD, T.StringType())
+        parsed = F.from_json(
+            "text",
+            T.StructType([*schema.fields, own]),
+            {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT_RECORD},
+        )
+        origin = [
+            (col(name) if name in records.columns else F.lit(None)).cast(kind).alias(name)
+            for name, kind in _RECORD_FIELDS.items()
+        ]
+        frame = records.where("value IS NOT NULL").select(*origin, F.expr("CAST(value AS STRING)").alias("text"))
+        frame = frame.withColumn("parsed", parsed)
+        # A column of its own, or Spark would parse again for it. Spark reads the first JSON and ignores what follows.
+        is_bad = f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}')"
+        error = f"CASE WHEN {is_bad} THEN concat('the value is not a JSON object of the columns: ', left(text, 80)) END"
+        frame = frame.withColumn("error", F.expr(error))
+        raw = F.expr(
+            "CASE WHEN error IS NULL THEN NULL WHEN is_valid_utf8(text) THEN text ELSE base64(CAST(text AS BINARY)) END"
+        )
+        change = F.struct(*_RECORD_FIELDS, "error", raw.alias("raw")).alias(debezium.CHANGE_COL)
+        return frame.select(*[col("parsed").getField(f.name).alias(f.name) for f in schema.fields], change)
+
+    def _schema_of_objects(self, spark: SparkSession) -> T.StructType:
+        if self.table.columns is not None:
+            fields = [T.StructField(name, each.data_type) for name, each in resolve_columns(self.table.columns).items()]
+            return T.StructType(fields)
+        present = target_schema(spark, self.target)
+        if present is None:
+            raise PipelineError(
+                f"The columns of {self._shown} are not known: the table {self.target} does not exist. Give columns for this "
+                "table in the pipeline file.",
+                ExitCode.USAGE,
+            )
+        return present
+
+
+def target_schema(spark: SparkSession, target: str) -> T.StructType | None:
+    """Return the columns of a table without those that the sink has added; None where there is no table."""
+    try:
+        schema = T.StructType.fromJson(open_table(spark, target).begin().schema)
+    except TargetNotFoundError:
+        return None
+    return T.StructType([f for f in schema.fields if not f.name.startswith(OWN_PREFIX)])
+
+
+def _has_schema_part(records: DataFrame) -> bool | None:
+    """Return whether the messages describe their columns; None where no record has a value."""
+    value = col("value").cast("string")
+    # More than one: the first may be malformed.
+    some = records.where(value.isNotNull()).limit(_EXAMINED_RECORDS)
+    found = some.agg(F.bool_or(F.get_json_object(value, "$.schema.type").isNotNull())).head()
+    return None if found is None or found[0] is None else bool(found[0])

@@ -1,0 +1,34 @@
+"""What ends a command: one sentence for the user, and the exit code that says why."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command; `INTERRUPTED` and `TERMINATED` are those that shells give the two signals."""
+
+    OK = 0
+    """Done: `--once` has taken what was there, or a signal stopped the pipeline after its running micro-batch."""
+    FAILED = 1
+    """A micro-batch, or the query, failed for a reason that a retry does not mend."""
+    USAGE = 2
+    """The arguments or the pipeline file are wrong."""
+    CANNOT_START = 3
+    """Java, packages, a broker, a topic or a table are missing."""
+    INTERRUPTED = 130
+    """Ctrl-C (SIGINT) cut a running micro-batch off, or came before the pipeline ran."""
+    TERMINATED = 143
+    """SIGTERM cut a running micro-batch off."""
+
+
+class PipelineError(Exception):
+    """Something that the user can mend; its text is one sentence that says what is wrong and what to do.
+
+    Attributes:
+        exit_code: With what the command ends.
+    """
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)

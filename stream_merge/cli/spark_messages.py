@@ -1,0 +1,30 @@
+"""What Spark, Kafka's client and Delta say of a failure, in one sentence."""
+
+from __future__ import annotations
+
+import re
+
+from stream_merge.bridge.jvm import throwables, translate
+
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]\s*")
+_KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors\.)?(\w+Exception)(?::[ \t]*([^\r\n]*))?")
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
+
+
+def short_message(error: BaseException) -> str:
+    """Return the first sentence of what a call into Spark raised, without condition, SQLSTATE and plan."""
+    message = str(translate(error))
+    message = _SQL_STATE.sub("", _CONDITION.sub("", message))
+    first = next((line.strip() for line in message.splitlines() if line.strip()), type(error).__name__)
+    return first.rstrip(".")
+
+
+def condition(error: BaseException) -> str:
+    """Return Spark's or Delta's name of the failure, empty where there is none."""
+    return translate(error).condition or ""
+
+
+def kafka_error(error: BaseException) -> tuple[str, str] | None:
+    """Return the class and the message of the innermost error of Kafka's client, None where there is none."""
+    found = _KAFKA_ERROR.findall("\n".join([str(error), *map(str, throwables(error))]))
+    return None if not found else (found[-1][0], found[-1][1].strip().rstrip("."))

@@ -1,0 +1,213 @@
+"""What arrives in a micro-batch, on its way to the rows that the merge takes: judged, followed, folded, numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.statement import ResolvedMerge
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.change_memory import ChangeMemory, ordered_batch
+from stream_merge.config import SinkConfig
+from stream_merge.engines.merge_on_read import independent_rows
+from stream_merge.files import KeyRange, TableFiles
+from stream_merge.key_moves import Moves, find_moves, followed_moves, with_moves
+from stream_merge.partial_updates import PartialUpdates, described_changes
+from stream_merge.quarantine import Quarantine
+from stream_merge.rows_without_key import paired
+from stream_merge.source import Source, evaluated, key_ranges_of, measured, special_changes, without_truncates
+from stream_merge.statement import quote
+from stream_merge.transaction import BatchIdentity
+
+
+@dataclass(slots=True, kw_only=True)
+class Intake:
+    """A micro-batch on its way to the rows that the merge takes.
+
+    Attributes:
+        config: The sink as the user configured it.
+        received: The batch as it arrived.
+        identity: Under which ids the batch is recorded; None outside a stream.
+        name: How messages name the batch.
+        ordered: The sink, its sequence in terms of columns that batch and target have.
+        frame: The batch with these columns.
+        all_partial: How changes of the sink may set single columns, if they may.
+        partial: How those of this batch do, and the rows of the target.
+        unset: The columns that a change of the batch leaves alone, if that was looked for.
+        truncates: The rows that stand for a TRUNCATE, if there are any.
+        moves: The rows that get another key and have values that must follow them, if there are any.
+        num_quarantined_rows: How many rows were set aside.
+        num_rows: How many rows are kept and were counted, those included that were set aside.
+    """
+
+    config: SinkConfig
+    received: DataFrame
+    identity: BatchIdentity | None
+    name: str
+    ordered: SinkConfig = field(init=False)
+    frame: DataFrame = field(init=False)
+    all_partial: PartialUpdates | None = field(init=False)
+    partial: PartialUpdates | None = field(init=False)
+    unset: Sequence[str] | None = None
+    truncates: DataFrame | None = None
+    moves: Moves | None = None
+    num_quarantined_rows: int = 0
+    num_rows: int | None = None
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether the table has no key, so that removals are paired with rows."""
+        return self.config.before is not None
+
+    def arrange(self, transaction: Transaction) -> None:
+        """Put sink and batch in terms of columns that the target has."""
+        self.ordered, self.frame, self.all_partial = ordered_batch(self.config, self.received, transaction)
+        self.partial = self.all_partial
+
+    @contextmanager
+    def accepted(
+        self, transaction: Transaction, memory: ChangeMemory | None, analyse: Callable[[], ResolvedMerge]
+    ) -> Iterator[DataFrame]:
+        """Give the rows of the batch that can be merged, the others set aside, for the block.
+
+        Args:
+            transaction: The version that is read.
+            memory: The remembered deletes, if the sink keeps any.
+            analyse: Gives the statement as it is resolved for `frame`.
+
+        Raises:
+            QuarantineLimitError: Too many rows cannot be merged; nothing was written.
+        """
+        config = self.ordered
+        with ExitStack() as stack:
+            batch = self.received
+            special = special_changes(config, self.all_partial)
+            counts: Mapping[str, Any] = {}
+            if config.checks_rows:
+                quarantine = Quarantine(
+                    config=self.config,
+                    ordered=config,
+                    partial=self.partial,
+                    identity=self.identity,
+                    name=self.name,
+                    transaction=transaction,
+                )
+                judged = stack.enter_context(quarantine.accepted(batch, self.frame, analyse().analysed, special))
+                batch, self.num_quarantined_rows, counts = judged
+                self.num_rows = counts.get("rows")
+            if special and not counts:
+                batch = stack.enter_context(persisted(batch))
+                counts = summary(batch.alias(config.source_alias), *special, F.count(F.lit(1)).alias("rows")).asDict()
+                self.num_rows = counts["rows"]
+            if self.is_paired and batch is self.received:
+                # After a conflict rows are paired anew.
+                batch = stack.enter_context(persisted(batch))
+            if counts.get("truncates"):
+                truncates, batch = without_truncates(batch, config)
+                self.truncates = ordered_batch(self.config, truncates, transaction)[1]
+            self.unset = counts.get("unset")
+            accepted = self.frame if batch is self.received else ordered_batch(self.config, batch, transaction)[1]
+            if counts.get("moves") and self.all_partial is not None:
+                described = with_moves(described_changes(accepted, config, self.all_partial), config)
+                self.moves = stack.enter_context(find_moves(described, config, self.all_partial))
+            self.narrow(memory)
+            yield accepted
+
+    def narrow(self, memory: ChangeMemory | None) -> None:
+        """Limit what is merged column by column to the columns that may differ in age from their row; mostly there are few."""
+        known = memory.state.older_columns if memory is not None else None
+        if self.all_partial is None or self.all_partial.is_always or known is None or self.unset is None:
+            self.partial = self.all_partial
+            return
+        older = {*known, *self.unset}
+        # Whole rows, where there is none, unless values have to follow a row to another key.
+        self.partial = self.all_partial.narrowed(older) if older or self.moves is not None else None
+
+    @contextmanager
+    def evaluated(
+        self,
+        batch: DataFrame,
+        resolved: ResolvedMerge,
+        transaction: Transaction,
+        memory: ChangeMemory | None,
+        read_files: Callable[[], TableFiles],
+    ) -> Iterator[DataFrame]:
+        """Give the rows that the merge takes, evaluated once, for the block.
+
+        Args:
+            batch: What `accepted` gave.
+            resolved: The statement.
+            transaction: The version that is read.
+            memory: The remembered deletes, if the sink keeps any.
+            read_files: Gives the files of that version.
+        """
+        with ExitStack() as stack:
+            if self.is_paired:
+                assert memory is not None
+                batch = stack.enter_context(
+                    paired(
+                        batch,
+                        self.config,
+                        self.ordered,
+                        schema=StructType.fromJson(transaction.schema),
+                        memory=memory,
+                        read_target=lambda ranges: _rows_in(ranges, resolved, transaction, read_files()),
+                        batch_name=self.name,
+                    )
+                )
+            elif self.partial is not None:
+                assert self.all_partial is not None
+                if self.moves is not None and memory is not None:
+                    batch = stack.enter_context(
+                        followed_moves(
+                            self.moves,
+                            self.ordered,
+                            self.all_partial,
+                            read_target=lambda moves: self._left_rows(moves, resolved, transaction, read_files()),
+                            left=memory.left,
+                            lacking=memory.lacking,
+                            keep=memory.keep_moved,
+                        )
+                    )
+                else:
+                    batch = described_changes(batch, self.ordered, self.all_partial)
+            yield stack.enter_context(evaluated(batch, self.ordered, self.partial, self.num_rows))
+
+    def _left_rows(
+        self, moves: Moves, resolved: ResolvedMerge, transaction: Transaction, files: TableFiles
+    ) -> DataFrame:
+        """Return the target's rows of the keys that rows leave in the batch."""
+        keys = self.ordered.keys
+        ranges = key_ranges_of(keys, moves.bounds, resolved.key_pairs, transaction.schema)
+        rows = _rows_in(ranges, resolved, transaction, files)
+        left = moves.broadcast_departures.select("from.*")
+        return rows.join(
+            left, [rows[quote(name)] == left[f"k{number}"] for number, name in enumerate(keys)], "left_semi"
+        )
+
+    def measured(
+        self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction, memory: ChangeMemory | None
+    ) -> AbstractContextManager[Source]:
+        """Give what the merge needs to know of the evaluated rows, without those that a remembered delete outdates.
+
+        Raises:
+            NullKeyError: Keys are null and `null_keys` is error.
+        """
+        independence = resolved.once("independence", lambda: independent_rows(resolved.clauses))
+        columns = transaction.partition_columns
+        return measured(rows, self.ordered, resolved, columns, independence, memory, self.partial, self.name)
+
+
+def _rows_in(
+    ranges: Sequence[KeyRange], resolved: ResolvedMerge, transaction: Transaction, files: TableFiles
+) -> DataFrame:
+    """Return the rows of the target's files that may hold such values."""
+    candidates = files.may_match(ranges, None)
+    return resolved.target(transaction, [file.add for file in candidates], with_rows=False)

@@ -1,0 +1,207 @@
+"""The command as users run it: processes of their own with a Spark each. Few, since each takes some twenty seconds."""
+
+import json
+import os
+import re
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+PIPELINE = """\
+[pipeline]
+name = "shop"
+checkpoint = "./checkpoint"
+trigger = "0 seconds"
+route_by = "topic"
+{pipeline}
+[source]
+format = "files"
+path = "./landing"
+schema = "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key STRING, value STRING"
+max_files_per_trigger = 1
+
+[decode]
+format = "json"
+
+[[tables]]
+source = "shop.orders"
+target = "./lake/orders"
+keys = ["id"]
+columns = "id BIGINT, name STRING, at BIGINT"
+sequence_by = "at"
+delete_when = "name = 'gone'"
+quarantine = "./lake/rejected"
+
+[[tables]]
+source = "re:shop[.](?P<table>\\\\w+)"
+target = "./lake/{{table}}"
+keys = ["id"]
+columns = "id BIGINT, qty INT"
+
+[spark]
+master = "local[2]"
+
+[spark.conf]
+"spark.ui.enabled" = false
+"spark.sql.shuffle.partitions" = 2
+{rest}
+"""
+
+
+@pytest.fixture
+def land(tmp_path):
+    """Return a function that writes the pipeline's file, and one that lands records of Kafka's shape."""
+    offsets = iter(range(1_000_000))
+
+    def write(name, *records):
+        lines = [
+            json.dumps(
+                {
+                    "topic": topic,
+                    "partition": 0,
+                    "offset": next(offsets),
+                    "timestamp": "2026-11-22T10:00:00Z",
+                    "value": value if isinstance(value, str) else json.dumps(value),
+                }
+            )
+            for topic, value in records
+        ]
+        (tmp_path / "landing").mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        (tmp_path / name).rename(tmp_path / "landing" / name)
+
+    return write
+
+
+@pytest.fixture
+def write_pipeline(tmp_path):
+    def write(pipeline="", rest=""):
+        (tmp_path / "pipeline.toml").write_text(PIPELINE.format(pipeline=pipeline, rest=rest))
+
+    return write
+
+
+def sentences(child):
+    """Return the lines of standard error without the time."""
+    return [line.split(" ", 2)[2] for line in child.stderr.splitlines()]
+
+
+def rows(read_rows, path, *columns):
+    return [tuple(row) for row in read_rows(str(path), *columns)]
+
+
+def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp_path):
+    """Run --once twice, look at what validate, explain and status say, and stop a running stream between two batches."""
+    write_pipeline(rest='"spark.hidden" = "${HIDDEN}"')
+    environ = {"HIDDEN": "s3cret-value"}
+    orders = [("shop.orders", {"id": number, "name": f"n{number}", "at": number}) for number in range(10)]
+    land("1.json", *orders, ("shop.items", {"id": 1, "qty": 5}), ("shop.orders", '{"id": "x"}'))
+    land(
+        "2.json",
+        ("shop.orders", {"id": 3, "name": "gone", "at": 100}),
+        ("shop.orders", {"id": 4, "name": "old", "at": 1}),
+    )
+
+    first = start_command("run", "pipeline.toml", "--once", environ=environ)
+    assert first.wait() == 0, first.stderr
+    assert first.stdout == ""
+    lines = sentences(first)
+    assert lines[0] == "INFO starting pipeline shop from pipeline.toml"
+    assert lines[-1] == "INFO ended: all that was there is merged"
+    orders_lines = [line for line in lines if line.startswith("INFO ./lake/orders: batch")]
+    assert [re.sub(r", version \d+| in [\d.]+ s$", "", line) for line in orders_lines] == [
+        "INFO ./lake/orders: batch 0: 10 rows, 10 inserted, 0 updated, 0 deleted, 1 set aside",
+        "INFO ./lake/orders: batch 1: 2 rows, 0 inserted, 0 updated, 1 deleted",
+    ]
+    assert any(line.startswith("WARNING ./lake/orders: batch 0: 1 of 11 rows cannot be merged") for line in lines)
+    expected = [(number, f"n{number}", number) for number in range(10) if number != 3]
+    assert rows(read_rows, tmp_path / "lake/orders", "id", "name", "at") == expected
+    assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(1, 5)]
+    (rejected,) = read_rows(str(tmp_path / "lake/rejected"))
+    assert (rejected["topic"], rejected["value"]) == ("shop.orders", '{"id": "x"}')
+    assert rejected["reason"].startswith("the value is not a JSON object of the columns")
+
+    explained = start_command("explain", "pipeline.toml", "--rows", "50", environ=environ)
+    assert explained.wait() == 0, explained.stderr
+    assert explained.stdout.startswith("MergeSink[./lake/items] at version")
+    assert re.search(r"\nMergeSink\[./lake/orders\] at version \d+\n  strategy  merge_on_read", explained.stdout)
+
+    status = start_command(
+        "status", "./lake/orders", "--plot", "orders.svg", "--pipeline", "pipeline.toml", environ=environ
+    )
+    assert status.wait() == 0, status.stderr
+    assert "./lake/orders" in status.stdout
+    assert status.stdout.endswith("orders.svg is written.\n")
+    assert (tmp_path / "orders.svg").read_text().startswith("<?xml")
+
+    running = start_command("run", "pipeline.toml", environ=environ)
+    land("3.json", ("shop.orders", {"id": 20, "name": "new", "at": 200}))
+    running.wait_for("./lake/orders: batch 2, version")
+    (java,) = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    arguments = Path(f"/proc/{java}/cmdline").read_text()
+    assert "spark.sql.shuffle.partitions=2" in arguments
+    assert "s3cret-value" not in arguments
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 0
+    assert sentences(running)[-1] == "INFO ended: stopped by a signal"
+    assert any(line.startswith("INFO stopping on SIGTERM: ") for line in sentences(running))
+    assert (20, "new", 200) in rows(read_rows, tmp_path / "lake/orders", "id", "name", "at")
+    everything = "".join(child.stderr + child.stdout for child in (first, explained, status, running))
+    assert "s3cret-value" not in everything
+    assert "Traceback" not in everything
+    assert "\tat " not in everything
+
+
+def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, write_pipeline, tmp_path):
+    """Scrape the metrics of a running stream, end it by a second Ctrl-C, and find nothing lost when it goes on."""
+    write_pipeline(rest="[metrics]\nprometheus_port = 0")
+    land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))
+    running = start_command("run", "pipeline.toml")
+    running.wait_for("./lake/orders: batch 0, version")
+    address = running.stderr.split("metrics for Prometheus at ")[1].split()[0]
+    with urllib.request.urlopen(address, timeout=5) as answer:
+        served = answer.read().decode()
+    assert 'stream_merge_up{pipeline="shop"} 1.0' in served
+    assert 'stream_merge_rows_total{change="inserted",pipeline="shop",table="./lake/orders"} 1.0' in served
+    land("2.json", ("shop.orders", {"id": 2, "name": "b", "at": 2}))
+    running.wait_for("./lake/orders: batch 1, version")
+    os.kill(running.process.pid, signal.SIGINT)
+    os.kill(running.process.pid, signal.SIGINT)
+    time.sleep(0.1)
+    if running.process.poll() is None:
+        # Signals of one kind that come together are one.
+        running.signal(signal.SIGINT)
+    assert running.wait(120) in (0, 130)
+    assert "Aborted" not in running.stderr
+    assert "Traceback" not in running.stderr
+    again = start_command("run", "pipeline.toml", "--once")
+    assert again.wait() == 0, again.stderr
+    assert not any("inserted" in line for line in sentences(again))
+
+
+def test_wrong_turns_are_a_sentence_each(start_command, land, write_pipeline, tmp_path):
+    """Packages that cannot be fetched, a table without its column, a table that does not exist."""
+    land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))
+    write_pipeline(rest='"spark.jars.packages" = "com.example:nothing:1.0"')
+    packages = start_command("run", "pipeline.toml", "--once")
+    assert packages.wait() == 3
+    assert len(sentences(packages)) == 2
+    assert packages.stderr.splitlines()[-1].startswith(
+        "Spark could not fetch the packages com.example:nothing:1.0: no repository"
+    )
+
+    write_pipeline()
+    text = (tmp_path / "pipeline.toml").read_text()
+    (tmp_path / "pipeline.toml").write_text(text.replace('sequence_by = "at"', 'sequence_by = "moment"'))
+    column = start_command("run", "pipeline.toml", "--once")
+    assert column.wait() == 1
+    assert "moment" in column.stderr.splitlines()[-1]
+    assert "Traceback" not in column.stderr
+    assert "\tat " not in column.stderr
+
+    missing = start_command("status", "./lake/nowhere")
+    assert missing.wait() == 3
+    assert len(missing.stderr.splitlines()) == 1

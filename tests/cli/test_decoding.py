@@ -1,0 +1,134 @@
+"""Pipelines over real change data: what the file leaves out is learnt from the messages, or from the target."""
+
+import json
+import shutil
+
+import pytest
+
+from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.progress import Progress
+from stream_merge.cli.stopping import StopSignals
+from tests.debezium.captures import CAPTURES, COLUMNS, EVENT_SCHEMA, SHOP, as_records, canonical_rows, read_expected
+
+RECORDS = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+OWN = ("_stream_merge_sequence", "_stream_merge_column_sequences")
+
+
+@pytest.fixture
+def run_pipeline(spark, tmp_path, make_pipeline):
+    """Return a function that runs a pipeline once, and gives its progress."""
+    from stream_merge.cli.runner import Runner
+    from stream_merge.cli.tables import build_sink
+
+    def run(source, *tables, **sections):
+        settings = {"checkpoint": str(tmp_path / "checkpoint"), **sections.pop("pipeline", {})}
+        made = make_pipeline(source, *tables, pipeline=settings, **sections)
+        progress = Progress("shop")
+        with StopSignals() as signals:
+            runner = Runner(spark, made, build_sink(made, progress.on_result), progress, signals, once=True)
+            assert runner.run() is ExitCode.OK
+        return progress.snapshot()
+
+    return run
+
+
+@pytest.fixture
+def land_capture(spark, tmp_path):
+    """Return a function that lands a part of a captured log as files of Kafka's records, and gives the source."""
+    events = spark.read.schema(EVENT_SCHEMA)
+
+    def land(name, condition, part):
+        records = as_records(events.json(str(CAPTURES / name / "events.jsonl.gz"))).where(condition)
+        written = tmp_path / f"written-{part}"
+        records.coalesce(1).write.parquet(str(written))
+        (tmp_path / "landing").mkdir(exist_ok=True)
+        (file,) = written.glob("*.parquet")
+        shutil.move(file, tmp_path / "landing" / f"{part}.parquet")
+        return {"format": "files", "path": str(tmp_path / "landing"), "file_format": "parquet", "schema": RECORDS}
+
+    return land
+
+
+def rows_of(spark, path):
+    rows = spark.read.format("delta").load(str(path)).drop(*OWN).collect()
+    return canonical_rows((row.asDict() for row in rows), **SHOP)
+
+
+@pytest.mark.slow
+def test_columns_that_the_messages_tell_make_the_database_s_own_tables(spark, run_pipeline, land_capture, tmp_path):
+    """The log has an ALTER TABLE ... ADD COLUMN phone, and keys of two kinds; it comes in two runs."""
+    customers, items = "shopschema.public.customers", "shopschema.public.order_items"
+    tables = (
+        {
+            "source": "re:shopschema[.]public[.](?P<table>customers)",
+            "target": f"{tmp_path}/lake/{{table}}",
+            "keys": ["id"],
+            "merge_schema": True,
+        },
+        {"source": items, "target": f"{tmp_path}/lake/items", "keys": ["order_id", "line_no"]},
+    )
+    options = {"decode": "debezium", "pipeline": {"route_by": "topic"}}
+    is_early = f"topic = '{customers}' AND offset < 100"
+    first = run_pipeline(land_capture("small-schema", is_early, "a"), *tables, **options)
+    assert list(first.tables) == [f"{tmp_path}/lake/customers"]
+    is_late = f"topic = '{items}' OR (topic = '{customers}' AND offset >= 100)"
+    second = run_pipeline(land_capture("small-schema", is_late, "b"), *tables, **options)
+    assert list(second.tables) == [f"{tmp_path}/lake/customers", f"{tmp_path}/lake/items"]
+    for table, path in (("customers", "customers"), ("order_items", "items")):
+        assert rows_of(spark, tmp_path / "lake" / path) == read_expected(CAPTURES / "small-schema", table)
+    assert "phone" in spark.read.format("delta").load(f"{tmp_path}/lake/customers").columns
+
+
+def test_columns_that_nobody_tells_are_asked_for_and_then_those_of_the_target(
+    spark, run_pipeline, land_capture, tmp_path
+):
+    table = {"target": str(tmp_path / "t"), "keys": ["id"]}
+    source = land_capture("edge", "offset >= 0", "a")
+    with pytest.raises(PipelineError) as caught:
+        run_pipeline(source, table, decode="debezium")
+    assert str(caught.value) == (
+        "The columns of the source are not known: its messages have no schema part (schemas.enable=true), and the table "
+        f"{tmp_path}/t does not exist. Give columns for this table in the pipeline file."
+    )
+    spark.sql(f"CREATE TABLE delta.`{tmp_path}/t` ({COLUMNS['t']}) USING delta")
+    run_pipeline(source, table, decode="debezium")
+    assert rows_of(spark, tmp_path / "t") == read_expected(CAPTURES / "edge", "t")
+
+
+def test_a_change_feed_with_changed_keys_and_deletes_makes_the_same_table(spark, run_pipeline, tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    spark.sql(
+        f"CREATE TABLE delta.`{source}` (id INT, name STRING) USING delta TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+    )
+    spark.sql(f"INSERT INTO delta.`{source}` VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+    feed = {"format": "delta", "table": str(source), "max_files_per_trigger": 1}
+    table = {"target": str(copy), "keys": ["id"]}
+    run_pipeline(feed, table)
+    for statement in (
+        "UPDATE {} SET id = id + 10 WHERE id < 3",
+        "UPDATE {} SET name = 'd'",
+        "DELETE FROM {} WHERE id = 3",
+    ):
+        spark.sql(statement.format(f"delta.`{source}`"))
+    snapshot = run_pipeline(feed, table)
+    rows = spark.read.format("delta").load(str(copy)).drop(*OWN).collect()
+    assert sorted(tuple(row) for row in rows) == [(11, "d"), (12, "d")]
+    assert 0 <= snapshot.sequence_lag(snapshot.tables[str(copy)]) < 600
+
+
+def test_json_with_the_columns_of_the_target(spark, run_pipeline, tmp_path):
+    spark.sql(f"CREATE TABLE delta.`{tmp_path}/t` (id INT, at TIMESTAMP, tags ARRAY<STRING>) USING delta")
+    (tmp_path / "landing").mkdir()
+    values = ['{"id": 1, "at": "2026-01-01T00:00:00Z", "tags": ["x"]}', '{"id": 2} ', "null", '{"id": 3', "[4]"]
+    lines = [json.dumps({"value": value, "offset": number}) for number, value in enumerate(values)]
+    (tmp_path / "landing/1.json").write_text("\n".join(lines))
+    source = {"format": "files", "path": str(tmp_path / "landing"), "schema": "value STRING, offset BIGINT"}
+    table = {"target": str(tmp_path / "t"), "keys": ["id"], "quarantine": str(tmp_path / "rejected")}
+    run_pipeline(source, table, decode="json")
+    rows = spark.read.format("delta").load(str(tmp_path / "t")).selectExpr("id", "CAST(at AS STRING) AS at", "tags")
+    assert sorted(tuple(row) for row in rows.collect()) == [(1, "2026-01-01 00:00:00", ["x"]), (2, None, None)]
+    rejected = spark.read.format("delta").load(str(tmp_path / "rejected")).select("offset", "value").collect()
+    assert sorted(tuple(row) for row in rejected) == [(2, "null"), (3, '{"id": 3'), (4, "[4]")]

@@ -1,0 +1,109 @@
+"""What the pages on the command show is what the command has: texts, codes, options, figures, links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stream_merge.cli.errors import ExitCode
+from stream_merge.cli.runner import FIRST_DELAY, LONGEST_DELAY, MAX_RETRIES_ONCE
+from tests.cli.test_status import AT_80
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["docs/command-line.md", "docs/comparison.md", "docs/metrics.md", "docs/operations.md"]
+GUIDE = (ROOT / "docs/command-line.md").read_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+EXAMPLE = (ROOT / "stream_merge/cli/example.toml").read_text()
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    """Return the code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_status_is_what_the_command_prints():
+    [shown] = [block for block in blocks(GUIDE) if "Last batch" in block]
+    assert AT_80.startswith(shown)
+
+
+def test_the_two_lines_are_those_of_the_example():
+    [shown] = [block for block in blocks(GUIDE, "toml") if "<--" in block]
+    assert [line for line in EXAMPLE.split("\n") if "<--" in line and not line.startswith("#")] == shown.split("\n")[
+        :-1
+    ]
+
+
+def test_the_exit_codes_are_those_of_the_command():
+    rows = re.findall(r"^\| ([\d, ]+) \|", GUIDE, re.M)
+    assert sorted(int(code) for row in rows for code in row.split(", ")) == sorted(ExitCode)
+
+
+def test_retries_are_those_of_the_runner():
+    assert (FIRST_DELAY, LONGEST_DELAY, MAX_RETRIES_ONCE) == (1.0, 60.0, 5)
+    assert "after 1 second, then 2, 4 and so on up to 60" in OPERATIONS
+    assert "(`--once` five times)" in OPERATIONS
+
+
+def test_figures_are_those_of_the_benchmarks():
+    page = (ROOT / "docs/comparison.md").read_text()
+    figures = page.split("\n## Figures\n")[1].split("\n## ")[0]
+    measured = (ROOT / "benchmarks/README.md").read_text()
+    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\|.*\|$", figures, re.M)][2:]
+    assert len(rows) == 7
+    results = [row.strip("| ").split(" | ") for row in re.findall(r"^\|.*\|$", measured, re.M)]
+    assert [row for row in rows if row not in [result[:8] for result in results]] == []
+    for number in re.findall(r"\d,\d{3} ms|2\.71", figures.split("\n\nWhere it is slow")[1].split("\n\n")[0]):
+        assert number.removesuffix(" ms") in measured
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    file = ROOT / page
+    wrong = []
+    for link in re.findall(r"\]\(([^)]*)\)", file.read_text()):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (file.parent / name).resolve() if name else file
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_sources_of_the_comparison_are_all_used():
+    page = (ROOT / "docs/comparison.md").read_text()
+    text, sources = page.split("\n## Sources\n")
+    listed = [int(number) for number in re.findall(r"^(\d+)\. ", sources, re.M)]
+    assert listed == list(range(1, len(listed) + 1))
+    assert {int(number) for number in re.findall(r"\[(\d+)\]", text)} == set(listed)
+
+
+def test_tables_of_the_pages_are_whole():
+    for page in PAGES:
+        widths: list[int] = []
+        for line in (ROOT / page).read_text().split("\n"):
+            cells = re.sub(r"`[^`]*`", "", line).count("|") if line.startswith("|") else 0
+            assert cells in (0, widths[-1] if widths and widths[-1] else cells), (page, line)
+            widths.append(cells)
+
+
+@pytest.mark.parametrize("command", ["init", "validate", "run", "status", "explain"])
+def test_options_of_the_guide_are_there(command):
+    from typer.main import get_command
+
+    from stream_merge.cli.app import app
+
+    group = get_command(app)
+    known = {name for param in group.commands[command].params for name in (*param.opts, *param.secondary_opts)}
+    lines = re.findall(rf"^(?:docker compose exec pipeline )?stream-merge {command}\b(.*?)(?:#.*)?$", GUIDE, re.M)
+    assert lines
+    used = {option for line in lines for option in re.findall(r"(?<= )--[a-z-]+", line)}
+    assert used - known == set()

@@ -1,0 +1,136 @@
+"""Which packages Spark fetches, and what is said of those that it cannot fetch."""
+
+import logging
+import subprocess
+import threading
+
+import pytest
+
+from stream_merge.cli.errors import ExitCode
+from stream_merge.cli.packages import find_packages, merged, source_packages
+from stream_merge.cli.pipeline import DeltaSource, FilesSource, KafkaSource, SparkSettings
+from stream_merge.cli.session import DEFAULT_CONF, JvmOutput, explain_start_failure, find_settings
+
+KAFKA = KafkaSource(format="kafka", bootstrap_servers="localhost:9092", topics=["orders"])
+UNRESOLVED = """\
+:: problems summary ::
+:::: WARNINGS
+		module not found: com.example#nothing;1.0
+		::::::::::::::::::::::::::::::::::::::::::::::
+		::          UNRESOLVED DEPENDENCIES         ::
+		::::::::::::::::::::::::::::::::::::::::::::::
+		:: com.example#nothing;1.0: not found
+Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: com.example#nothing;1.0: not found]
+	at org.apache.spark.util.MavenUtils$.resolveMavenCoordinates(MavenUtils.scala:518)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _versions(monkeypatch):
+    versions = {"pyspark": "4.2.0", "delta-spark": "4.4.0"}
+    monkeypatch.setattr("stream_merge.cli.packages.version", versions.__getitem__)
+    monkeypatch.setattr("stream_merge.packages.version", versions.__getitem__)
+
+
+def test_the_source_decides_which_packages_there_are():
+    files = {"format": "files", "path": "./x", "schema": "id INT"}
+    avro = FilesSource.model_validate({**files, "file_format": "avro"})
+    assert source_packages(KAFKA, "4.0.1") == ["org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1"]
+    assert source_packages(avro, "4.2.0") == ["org.apache.spark:spark-avro_2.13:4.2.0"]
+    assert source_packages(FilesSource.model_validate(files), "4.2.0") == []
+    assert source_packages(DeltaSource(format="delta", table="t"), "4.2.0") == []
+    assert find_packages(SparkSettings(), KAFKA) == [
+        "io.delta:delta-spark_4.2_2.13:4.4.0",
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    ]
+
+
+def test_a_package_of_the_file_replaces_the_chosen_one_of_the_same_artifact():
+    chosen = ["io.delta:delta-spark_4.2_2.13:4.4.0", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"]
+    assert merged(chosen, ["io.delta:delta-spark_2.13:4.0.1", "com.example:more:1"]) == [
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "io.delta:delta-spark_2.13:4.0.1",
+        "com.example:more:1",
+    ]
+
+
+def test_none_are_chosen_where_the_cluster_has_them():
+    settings = SparkSettings(choose_packages=False, packages=["com.example:more:1"])
+    assert find_packages(settings, KAFKA) == ["com.example:more:1"]
+
+
+def test_settings_of_the_file_go_over_the_defaults_and_lists_are_joined():
+    settings = SparkSettings.model_validate(
+        {
+            "master": "local[3]",
+            "conf": {
+                "spark.ui.showConsoleProgress": True,
+                "spark.sql.shuffle.partitions": 7,
+                "spark.sql.extensions": "com.example.Extension",
+                "spark.jars.packages": "com.example:more:1",
+            },
+        }
+    )
+    found = find_settings(settings, name="shop", source=KAFKA, defaults={"spark.ui.enabled": "false"})
+    assert found == {
+        **DEFAULT_CONF,
+        "spark.app.name": "stream-merge shop",
+        "spark.master": "local[3]",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "true",
+        "spark.sql.shuffle.partitions": "7",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,com.example.Extension",
+        "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0,org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,"
+        "com.example:more:1",
+    }
+
+
+def test_a_package_that_no_repository_has_is_named():
+    error = explain_start_failure(
+        UNRESOLVED.splitlines(), "com.example:nothing:1.0", "[JAVA_GATEWAY_EXITED] Java gateway"
+    )
+    assert str(error) == (
+        "Spark could not fetch the packages com.example:nothing:1.0: no repository has them. Check the names and the network; "
+        '"spark.jars.ivySettings" and "spark.jars.repositories" in [spark.conf] lead to other repositories.'
+    )
+    assert error.exit_code is ExitCode.CANNOT_START
+
+
+def test_a_repository_that_cannot_be_reached_is_told_apart():
+    lines = [
+        "Server access error at url https://repo.example/x.pom (java.net.UnknownHostException)",
+        *UNRESOLVED.splitlines(),
+    ]
+    assert "com.example:nothing:1.0: no repository can be reached." in str(explain_start_failure(lines, "", ""))
+
+
+def test_another_failure_of_the_start_is_told_by_the_line_that_says_it():
+    lines = ["Picked up JAVA_TOOL_OPTIONS", "Error: Could not create the Java Virtual Machine.", "\tat x"]
+    assert str(explain_start_failure(lines, "", "[JAVA_GATEWAY_EXITED]")) == (
+        "Spark did not start: Error: Could not create the Java Virtual Machine. --log-level debug shows all that it wrote."
+    )
+    assert str(explain_start_failure([], "", "[JAVA_GATEWAY_EXITED] exited.\nmore")) == (
+        "Spark did not start: [JAVA_GATEWAY_EXITED] exited. --log-level debug shows all that it wrote."
+    )
+
+
+def test_what_the_jvm_writes_goes_to_the_log_and_a_broker_that_is_away_is_told_once(caplog):
+    line = (
+        "26/11/22 10:00:00 WARN NetworkClient: [AdminClient clientId=adminclient-1] Connection to node -1 (kafka/10.0.0.5:9092) "
+        "could not be established. Node may not be available."
+    )
+    output = JvmOutput()
+    script = f"echo 'fetching packages'; echo '{line}' >&2; echo '{line}' >&2"
+    caplog.set_level(logging.DEBUG)
+    with output.captured() as streams:
+        process = subprocess.Popen(["sh", "-c", script], **streams)
+    process.wait()
+    output.wait()
+    assert list(output.lines) == ["fetching packages", line, line]
+    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("spark", "DEBUG", "fetching packages"),
+        ("spark", "DEBUG", line),
+        ("stream_merge.cli", "WARNING", "no Kafka broker answers at kafka/10.0.0.5:9092; trying on"),
+        ("spark", "DEBUG", line),
+    ]
+    assert "jvm-output" not in [thread.name for thread in threading.enumerate()]

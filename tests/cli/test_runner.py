@@ -1,0 +1,340 @@
+"""How a pipeline ends: what is retried, what a signal does, and a query that runs in this process."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.failures import describe
+from stream_merge.cli.progress import Progress, State
+from stream_merge.cli.stopping import BatchGate, StopNow, StoppedError, StopSignals
+from stream_merge.errors import CommitConflictError, MergeExecutionError, NullKeyError, RouterError, SchemaMismatchError
+
+FILES_SCHEMA = "id BIGINT, name STRING"
+
+
+class JvmError(Exception):
+    """An error of PySpark: its text is that of the JVM's exception."""
+
+
+def raised_from(error, cause):
+    error.__cause__ = error.__context__ = cause
+    return error
+
+
+def test_errors_that_say_so_are_retried():
+    failure = describe(CommitConflictError("./t: batch 3", 10, "ConcurrentAppendException"))
+    assert failure.is_retriable
+    assert failure.sentence.startswith("./t: batch 3: the commit conflicted with other writers 10 time(s)")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: describeTopics",
+            "Kafka does not answer: Timed out waiting for a node assignment. Call: describeTopics.",
+        ),
+        (
+            "java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 120000 milliseconds",
+            "Kafka does not answer: Cannot fetch record for offset 5 in 120000 milliseconds.",
+        ),
+        (
+            "java.io.FileNotFoundException: /lake/orders/part-0.parquet (Permission denied)",
+            "Storage cannot be read or written: /lake/orders/part-0.parquet (Permission denied).",
+        ),
+        (
+            "java.io.IOException: No space left on device\n\tat java.base/sun.nio.ch.Write(Native)\nDriver stacktrace:",
+            "Storage cannot be read or written: No space left on device.",
+        ),
+        (
+            "org.apache.hadoop.fs.ParentNotDirectoryException: Parent path is not a directory: file:/lake",
+            "Storage cannot be read or written: Parent path is not a directory: file:/lake.",
+        ),
+    ],
+)
+def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
+    for error in (
+        JvmError(text),
+        raised_from(MergeExecutionError("Job aborted."), JvmError(text)),
+        RouterError("router: batch 1", {"a": raised_from(MergeExecutionError("Job aborted."), JvmError(text))}, []),
+    ):
+        failure = describe(error)
+        assert failure.is_retriable
+        assert failure.sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "begins", "exit_code"),
+    [
+        (
+            "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Cannot read offsets 5 to 9.",
+            "Kafka has dropped records before the pipeline read them, or the topic was made anew, and they are not skipped: ",
+            ExitCode.FAILED,
+        ),
+        (
+            "java.lang.IllegalStateException: Partition orders-0's offset was changed from 9 to 2, some data may have been missed.",
+            "Kafka has dropped records before the pipeline read them",
+            ExitCode.FAILED,
+        ),
+        (
+            "org.apache.kafka.common.errors.UnknownTopicOrPartitionException: This server does not host this topic-partition.",
+            "A topic of [source] does not exist: create it, or correct topics.",
+            ExitCode.CANNOT_START,
+        ),
+        (
+            "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed",
+            "Kafka refuses access: ",
+            ExitCode.CANNOT_START,
+        ),
+        ("java.lang.OutOfMemoryError: Java heap space", "Spark is out of memory: ", ExitCode.FAILED),
+    ],
+)
+def test_what_would_fail_again_is_not_retried(text, begins, exit_code):
+    failure = describe(JvmError(text))
+    assert not failure.is_retriable
+    assert failure.sentence.startswith(begins)
+    assert failure.exit_code is exit_code
+
+
+def test_rows_that_speak_of_storage_are_no_failure_of_storage():
+    error = SchemaMismatchError("the value 'java.io.IOException: No space left on device' is no INT")
+    assert not describe(error).is_retriable
+    assert describe(error).sentence == str(error)
+
+
+def test_one_table_that_would_fail_again_decides_for_all():
+    away = raised_from(MergeExecutionError("x"), JvmError("java.io.IOException: Input/output error"))
+    error = RouterError(
+        "router: batch 4",
+        {"a": away, "b": NullKeyError("./b: batch 4", ["id"], 3)},
+        ["a (table ./a): MergeExecutionError: x", "b (table ./b): NullKeyError: 3 source row(s) have NULL in a key"],
+    )
+    failure = describe(error)
+    assert not failure.is_retriable
+    assert failure.sentence.startswith("router: batch 4: 2 of 2 source(s) failed; a (table ./a)")
+
+
+def test_a_mistake_in_the_file_is_told_without_its_surroundings():
+    mistake = PipelineError("The columns of orders are not known.", ExitCode.USAGE)
+    failure = describe(RouterError("router: batch 0", {"orders": mistake}, ["orders (table ./t): PipelineError: x"]))
+    assert (failure.sentence, failure.exit_code) == ("The columns of orders are not known.", ExitCode.USAGE)
+
+
+def test_a_gate_that_is_closed_lets_no_batch_begin():
+    merged = []
+    gate = BatchGate(lambda _, batch_id: merged.append(batch_id))
+    gate(None, 1)
+    gate.close()
+    with pytest.raises(StoppedError, match="batch 2 was not begun: the pipeline is being stopped"):
+        gate(None, 2)
+    assert (merged, gate.num_merged, gate.batch_id, gate.failure) == ([1], 1, 1, None)
+
+
+def test_a_gate_keeps_what_a_batch_failed_with():
+    gate = BatchGate(lambda *_: {}["missing"])
+    with pytest.raises(KeyError):
+        gate(None, 1)
+    assert isinstance(gate.failure, KeyError)
+    assert (gate.num_merged, gate.is_merging) == (0, False)
+
+
+def test_the_first_signal_is_noted_and_the_second_ends_at_once():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        assert signals.received == signal.SIGTERM
+        with pytest.raises(StopNow) as caught:
+            signal.raise_signal(signal.SIGINT)
+        assert caught.value.signal_number == signal.SIGINT
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.fixture
+def landing(tmp_path):
+    """Return a function that puts a file of rows into the source's folder."""
+    folder = tmp_path / "landing"
+    folder.mkdir()
+
+    def land(name, *rows):
+        text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
+        (tmp_path / name).write_text(text + "\n")
+        (tmp_path / name).rename(folder / name)
+
+    return land
+
+
+@pytest.fixture
+def make_runner(spark, tmp_path, make_pipeline):
+    """Return a function that makes the runner of a pipeline of files, with what shows its progress."""
+    from stream_merge.cli.runner import Runner
+    from stream_merge.cli.tables import build_sink
+
+    def make(signals, *, once=False, around=lambda merge: merge, pipeline=None, **table):
+        source = {
+            "format": "files",
+            "path": str(tmp_path / "landing"),
+            "schema": FILES_SCHEMA,
+            "max_files_per_trigger": 1,
+        }
+        target = {"target": str(tmp_path / "orders"), "keys": ["id"], **table}
+        settings = {"checkpoint": str(tmp_path / "checkpoint"), "trigger": "0 seconds", **(pipeline or {})}
+        made = make_pipeline(source, target, pipeline=settings)
+        progress = Progress("shop")
+        failures = []
+        merge = around(build_sink(made, progress.on_result))
+        runner = Runner(spark, made, merge, progress, signals, once=once, on_failure=lambda: failures.append(1))
+        return runner, progress, failures
+
+    return make
+
+
+def rows_of(read_rows, tmp_path):
+    return [tuple(row) for row in read_rows(str(tmp_path / "orders"), "id", "name")]
+
+
+def test_once_takes_what_is_there_and_ends(make_runner, landing, read_rows, tmp_path):
+    landing("1.json", {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
+    landing("2.json", {"id": 1, "name": "c"})
+    with StopSignals() as signals:
+        runner, progress, failures = make_runner(signals, once=True)
+        assert runner.run() is ExitCode.OK
+    assert rows_of(read_rows, tmp_path) == [(1, "c"), (2, "b")]
+    snapshot = progress.snapshot()
+    table = snapshot.tables[str(tmp_path / "orders")]
+    assert (snapshot.num_batches, snapshot.batch_id) == (2, 1)
+    assert (table.num_source_rows, table.num_inserted, table.num_updated) == (3, 2, 1)
+    assert failures == []
+
+
+def test_a_signal_lets_the_running_batch_finish(make_runner, landing, read_rows, tmp_path):
+    landing("1.json", {"id": 1, "name": "a"})
+    landing("2.json", {"id": 2, "name": "b"})
+
+    def stopped_inside(merge):
+        def around(batch_df, batch_id):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+            merge(batch_df, batch_id)
+
+        return around
+
+    with StopSignals() as signals:
+        runner, progress, failures = make_runner(signals, around=stopped_inside)
+        assert runner.run() is ExitCode.OK
+    assert rows_of(read_rows, tmp_path) == [(1, "a")]
+    assert progress.snapshot().state is State.STOPPING
+    assert (tmp_path / "checkpoint" / "commits" / "0").exists(), "Spark knows that the batch is done"
+    assert failures == []
+    with StopSignals() as signals:
+        runner, progress, _ = make_runner(signals, once=True)
+        assert runner.run() is ExitCode.OK
+    assert rows_of(read_rows, tmp_path) == [(1, "a"), (2, "b")]
+    assert progress.snapshot().tables[str(tmp_path / "orders")].num_skipped == 0
+
+
+def test_a_batch_that_takes_too_long_is_cut_off(make_runner, landing, tmp_path):
+    landing("1.json", {"id": 1, "name": "a"})
+
+    def endless(merge):
+        def around(batch_df, batch_id):
+            os.kill(os.getpid(), signal.SIGINT)
+            batch_df.sparkSession.range(10**15).selectExpr("max(hash(id))").collect()
+
+        return around
+
+    with StopSignals() as signals:
+        runner, _, _ = make_runner(signals, around=endless, pipeline={"stop_timeout": 1})
+        assert runner.run() is ExitCode.INTERRUPTED
+    assert not (tmp_path / "orders").exists()
+
+
+def test_a_batch_that_fails_while_stopping_is_a_failure(make_runner, landing):
+    landing("1.json", {"id": None, "name": "a"})
+
+    def stopped_inside(merge):
+        def around(batch_df, batch_id):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            merge(batch_df, batch_id)
+
+        return around
+
+    with StopSignals() as signals:
+        runner, _, failures = make_runner(signals, around=stopped_inside)
+        with pytest.raises(PipelineError, match=r"have NULL in a key \(id\)") as caught:
+            runner.run()
+    assert caught.value.exit_code is ExitCode.FAILED
+    assert failures == [1]
+
+
+def test_a_target_that_cannot_be_written_for_a_while_is_retried(make_runner, landing, read_rows, tmp_path, caplog):
+    landing("1.json", {"id": 1, "name": "a"})
+    (tmp_path / "lake").write_text("where the folder of the table is to be")
+
+    def mended():
+        time.sleep(2)
+        (tmp_path / "lake").unlink()
+
+    with StopSignals() as signals:
+        runner, _, failures = make_runner(signals, once=True, target=str(tmp_path / "lake" / "orders"))
+        helper = threading.Thread(target=mended)
+        helper.start()
+        assert runner.run() is ExitCode.OK
+        helper.join()
+    assert [tuple(row) for row in read_rows(str(tmp_path / "lake" / "orders"), "id", "name")] == [(1, "a")]
+    assert failures
+    warnings = [record.getMessage() for record in caplog.records if "Next attempt" in record.getMessage()]
+    assert warnings[0].startswith("Storage cannot be read or written: ")
+    assert warnings[0].endswith("Next attempt in 1 seconds.")
+    assert [warning.rsplit(" ", 2)[1] for warning in warnings] == ["1", "2", "4", "8", "16"][: len(warnings)]
+
+
+def test_a_signal_ends_the_waiting_for_a_retry(make_runner, landing, tmp_path):
+    landing("1.json", {"id": 1, "name": "a"})
+    (tmp_path / "lake").write_text("where the folder of the table is to be")
+    with StopSignals() as signals:
+        runner, progress, _ = make_runner(signals, target=str(tmp_path / "lake" / "orders"))
+
+        def interrupt():
+            while progress.snapshot().state is not State.RETRYING:
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        helper = threading.Thread(target=interrupt)
+        helper.start()
+        assert runner.run() is ExitCode.OK
+        helper.join()
+
+
+def test_a_record_that_does_not_fit_stops_the_query_or_is_set_aside(make_runner, landing, read_rows, tmp_path):
+    landing("1.json", {"id": 1, "name": "a"}, '{"id": "x", "name": "b"}', "no JSON")
+    with StopSignals() as signals:
+        runner, _, _ = make_runner(signals, once=True)
+        with pytest.raises(PipelineError) as caught:
+            runner.run()
+        assert "2 of 3 rows cannot be merged" in str(caught.value)
+        assert 'the record does not fit the schema: {"id": "x", "name": "b"}' in str(caught.value)
+        runner, progress, _ = make_runner(signals, once=True, quarantine=str(tmp_path / "rejected"))
+        assert runner.run() is ExitCode.OK
+    assert rows_of(read_rows, tmp_path) == [(1, "a")]
+    assert sorted(row["reason"] for row in read_rows(str(tmp_path / "rejected"))) == [
+        "the record does not fit the schema: no JSON",
+        'the record does not fit the schema: {"id": "x", "name": "b"}',
+    ]
+    assert progress.snapshot().tables[str(tmp_path / "orders")].num_quarantined == 2
+
+
+def test_a_source_that_is_not_there_is_a_sentence(make_runner, tmp_path):
+    with StopSignals() as signals:
+        runner, _, _ = make_runner(signals, once=True)
+        with pytest.raises(PipelineError) as caught:
+            runner.run()
+    assert str(caught.value).startswith("The source is not there: Path does not exist: ")
+    assert "landing" in str(caught.value)
+    assert caught.value.exit_code is ExitCode.CANNOT_START

@@ -1,0 +1,164 @@
+"""Frames that a merge keeps, in few parts; expressions without notes of where they were made: the user's own are as before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from stream_merge import debezium, merge_sink
+from stream_merge.bridge.call_sites import without_call_sites
+from stream_merge.bridge.sessions import active, persisted, planned_at_once, summaries
+from stream_merge.source import MAX_UNSHUFFLED_ROWS, evaluated
+from tests.conftest import CreateTable
+from tests.debezium.records import frame_of
+from tests.spark.jobs import job_descriptions, jobs_since, next_job_id
+from tests.spark.tables import upsert
+
+SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+COALESCE_KEPT = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+
+
+@pytest.fixture
+def many_partitions(spark: SparkSession) -> Iterator[None]:
+    """Give the session the number of partitions that Spark has by default."""
+    before = spark.conf.get(SHUFFLE_PARTITIONS)
+    spark.conf.set(SHUFFLE_PARTITIONS, "200")
+    yield
+    spark.conf.set(SHUFFLE_PARTITIONS, before)
+
+
+def ranked(spark: SparkSession, num_rows: int) -> DataFrame:
+    of_key = Window.partitionBy("key").orderBy("id")
+    return spark.range(num_rows).withColumn("key", F.col("id") % 100).withColumn("rank", F.row_number().over(of_key))
+
+
+@pytest.mark.core
+def test_few_rows_are_kept_in_few_parts(spark: SparkSession, many_partitions: None) -> None:
+    before = spark.conf.get(COALESCE_KEPT)
+    with persisted(ranked(spark, 5_000)) as rows:
+        assert rows.agg(F.count("*"), F.max("rank")).collect()[0][:] == (5_000, 50)
+        assert rows.rdd.getNumPartitions() < 10
+        assert spark.conf.get(COALESCE_KEPT) == before
+        assert rows.sparkSession is spark
+
+
+def test_settings_that_are_changed_later_count(spark: SparkSession, many_partitions: None) -> None:
+    num_kept = spark.sparkContext._jsc.getPersistentRDDs().size()
+    with persisted(ranked(spark, 10)) as rows:
+        assert rows.count() == 10
+    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
+    try:
+        with persisted(ranked(spark, 20)) as rows:
+            assert rows.count() == 20
+            assert rows.rdd.getNumPartitions() == 200
+    finally:
+        spark.conf.unset("spark.sql.adaptive.coalescePartitions.enabled")
+    assert spark.sparkContext._jsc.getPersistentRDDs().size() == num_kept
+
+
+@pytest.mark.core
+def test_a_summary_is_one_job_of_few_tasks(spark: SparkSession, many_partitions: None) -> None:
+    adaptive = "spark.sql.adaptive.enabled"
+    before = spark.conf.get(adaptive)
+    spark.conf.set(adaptive, "true")
+    try:
+        rows = spark.range(0, 1_000, 1, 3).withColumn("key", F.col("id") % 100)
+        first = next_job_id(spark)
+        largest = planned_at_once(rows.groupBy("key").agg(F.max("id").alias("id")))
+        assert sorted(tuple(row) for row in largest.collect()) == [(key, 900 + key) for key in range(100)]
+        assert len(job_descriptions(spark, first)) == 1
+        assert largest.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
+        assert spark.conf.get(adaptive) == "true"
+        assert spark.conf.get(SHUFFLE_PARTITIONS) == "200"
+    finally:
+        spark.conf.set(adaptive, before)
+
+
+def test_two_summaries_are_one_job(spark: SparkSession) -> None:
+    first = next_job_id(spark)
+    counts = spark.range(10).agg(F.count("*").alias("n"), F.max("id").alias("last"))
+    names = spark.range(3).agg(F.collect_list(F.concat(F.lit("n"), "id")).alias("names"), F.lit(None).alias("none"))
+    found = summaries(counts, names)
+    assert [tuple(row) for row in found] == [(10, 9), (["n0", "n1", "n2"], None)]
+    assert len(job_descriptions(spark, first)) == 1
+
+
+def test_the_newest_of_few_changes_are_chosen_without_a_shuffle(spark: SparkSession, many_partitions: None) -> None:
+    config = merge_sink("t", keys="id", sequence_by="seq").config
+    changes = spark.createDataFrame([(1, 1, "a"), (1, 2, "b"), (2, 5, "c")], "id INT, seq INT, v STRING").repartition(3)
+    for num_rows, is_shuffled in ((3, False), (None, True), (MAX_UNSHUFFLED_ROWS + 1, True)):
+        with evaluated(changes, config, None, num_rows) as rows:
+            assert sorted(tuple(row) for row in rows.select("id", "v").collect()) == [(1, "b"), (2, "c")]
+            assert ("hashpartitioning(id" in rows._jdf.queryExecution().toString()) == is_shuffled
+
+
+def test_a_batch_is_measured_in_one_job_and_located_in_two(
+    spark: SparkSession, create_table: CreateTable, create_source, many_partitions: None
+) -> None:
+    sink = upsert(create_table("id INT, n INT", [(1, 0)], deletion_vectors=True))
+    source = create_source("id INT, n INT", [(1, 1), (2, 2)])
+    first = next_job_id(spark)
+    sink.merge(source)
+    phases = Counter(description.rpartition(": ")[2] for description in job_descriptions(spark, first))
+    # The second to locate is the broadcast of the batch.
+    assert (phases["read the source"], phases["locate"]) == (1, 2)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("own", [None, "7"])
+def test_a_checkpoint_of_a_small_log_is_few_tasks_unless_the_user_wants_more(
+    spark: SparkSession, create_table: CreateTable, create_source, own: str | None
+) -> None:
+    path = create_table("id INT, n INT", [(1, 0)], properties={"delta.checkpointInterval": "3"})
+    before = spark.conf.get(SNAPSHOT_PARTITIONS)
+    spark.conf.unset(SNAPSHOT_PARTITIONS)
+    if own is not None:
+        spark.conf.set(SNAPSHOT_PARTITIONS, own)
+    try:
+        first = next_job_id(spark)
+        for n in range(1, 5):
+            upsert(path).merge(create_source("id INT, n INT", [(1, n)]))
+        most = max(int(job.numTasks()) for job in jobs_since(spark, first))
+        assert spark.conf.get(SNAPSHOT_PARTITIONS, None) == own
+    finally:
+        spark.conf.set(SNAPSHOT_PARTITIONS, before)
+    assert list(Path(path).glob("_delta_log/*.checkpoint*.parquet"))
+    assert most < 7 if own is None else 7 <= most < 50
+
+
+@pytest.mark.core
+def test_only_the_users_own_expressions_carry_where_they_were_made(
+    spark: SparkSession, create_table: CreateTable, create_source, monkeypatch
+):
+    monkeypatch.setattr("pyspark.errors.utils._enable_debugging_cache", True)
+
+    def divided() -> bool:
+        """Return whether an error names the line that made the expression."""
+        with active(spark), pytest.raises(PySparkException) as caught:
+            spark.range(1).select(F.lit(1) / F.col("id")).collect()
+        return __file__ in str(caught.value)
+
+    assert divided()
+    with without_call_sites(), ThreadPoolExecutor(1) as another:
+        assert not divided()
+        with without_call_sites():
+            assert not divided()
+        assert not divided()
+        assert another.submit(divided).result()
+    assert divided()
+
+    source, records = create_source("id INT, n INT", [(1, 1)]), frame_of(spark)
+    target = create_table("id INT, n INT", [(1, 0)])
+    noted: list[int] = []
+    monkeypatch.setattr("pyspark.errors.utils._capture_call_site", lambda depth: noted.append(depth) or "")
+    upsert(target).merge(source)
+    debezium.changes(records, "id INT, n INT", ["id"])
+    assert noted == []
