@@ -129,7 +129,7 @@ def delta_name(field_name: str) -> str:
 
 
 COUNTERS = (
-    *(f.name for f in fields(MergeResult) if f.name.startswith("num_") and f.name != "num_commit_attempts"),
+    *(f.name for f in fields(MergeResult) if f.name.startswith("num_")),
     "oldest_tombstone_ms",
     "execution_time_ms",
     "scan_time_ms",

@@ -358,6 +358,8 @@ class MicroBatch:
         counts = staged.counts
         changes = staged.changes
         counts.setdefault("num_source_rows", num_source_rows)
+        # The one that these are committed by is another.
+        counts["num_commit_attempts"] = self.attempts + 1
         counts["num_quarantined_rows"] = self.intake.num_quarantined_rows
         counts["num_added_files"] = counts.get("num_target_files_added", 0) + len(changes.adds)
         counts["num_removed_files"] = counts.pop("num_overwritten_files", 0) + len(changes.removes)
@@ -457,10 +459,9 @@ class MicroBatch:
             reason=reason,
             skipped=skipped,
             locator=locator,
-            num_commit_attempts=self.attempts,
             conflicts=tuple(self.conflicts),
             phase_ms=self.timer.phases(),
-            **as_in_history(counts),
+            **{**as_in_history(counts), "num_commit_attempts": self.attempts},
         )
         logger.info("%s", result.line(self.name))
         return result

@@ -71,6 +71,9 @@ def find_route_faults(sinks: object) -> list[str]:
             continue
         if isinstance(key, re.Pattern) and key.groupindex:
             faults += [f"the sink of {shown}: {fault}" for fault in _placeholder_faults(key, sink.config)]
+            if "{" in sink.config.target:
+                # A target for each name: whether two are the same is seen when the names are.
+                continue
         if targets.setdefault(sink.config.target.strip(), sink) is not sink:
             faults.append(
                 f"{sink.config.target} is the target of two sinks; give sources of one table the same sink object"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
+    conflict_name,
     java_class,
     lines_to_python,
     option,
@@ -256,7 +258,19 @@ def create_table(
     try:
         builder.execute()
     except JVM_ERRORS as error:
-        raise translate(error) from error
+        # Delta looks whether there is a table before it begins. One that comes in between is a conflict, or its folder, where the
+        # first commit may still be on its way, a location that is not empty.
+        failure = translate(error)
+        is_race = conflict_name(error) is not None or failure.condition == "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+        if not is_race or not any(table_exists(spark, target) for _ in _looks()):
+            raise failure from error
+
+
+def _looks() -> Iterator[None]:
+    """Pause between looks for something that another writer is about to finish: some three seconds in all."""
+    for number in range(7):
+        time.sleep(0.025 * 2**number if number else 0)
+        yield
 
 
 def table_exists(spark: SparkSession, target: str) -> bool:

@@ -199,7 +199,8 @@ def _takes(source: str, topic: str) -> bool:
 def _shared_targets(sections: _Sections) -> Found:
     targets: dict[str, int] = {}
     for index, table in sections.known_tables:
-        if not _is_filled(table.target):
+        if not _is_filled(table.target) or _placeholders(table.target):
+            # With placeholders a target for each name: whether two are the same is seen when the names are.
             continue
         first = targets.setdefault(table_key(table.target), index)
         if first != index and _merge_options(table) != _merge_options(sections.tables[first]):

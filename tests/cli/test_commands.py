@@ -47,6 +47,11 @@ master = "local[2]"
 [spark.conf]
 "spark.ui.enabled" = false
 "spark.sql.shuffle.partitions" = 2
+"spark.databricks.delta.snapshotPartitions" = 2
+"spark.sql.adaptive.enabled" = false
+"spark.sql.codegen.wholeStage" = false
+"spark.sql.codegen.factoryMode" = "NO_CODEGEN"
+"spark.driver.extraJavaOptions" = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 {rest}
 """
 

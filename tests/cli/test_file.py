@@ -320,6 +320,9 @@ def kafka_tables(tables, topics='["a", "b"]'):
          ["15: tables[1].target: has a placeholder {table} that is no named group of the source's pattern; it has none; a group "
           "is written (?P<name>...)"]),
         (kafka_tables(SEVERAL.format("re:(?P<name>b)", "./lake/{name}") + 'quarantine = "./bad/{name}"\n'), []),
+        (kafka_tables(
+            SEVERAL.format("re:(?P<name>b)", "./lake/{name}").replace('source = "a"\ntarget = "./lake/a"',
+                'source = "re:(?P<name>a)"\ntarget = "./lake/{name}"') + 'skip_unchanged = true\n'), []),
         (PIPELINE + FILES + SEVERAL.format("b", "./lake/b"),
          ["1: pipeline.route_by: is missing; it says which column names the source of a row"]),
         (PIPELINE + 'route_by = "name"\n' + FILES + TABLE,

@@ -44,8 +44,8 @@ def ordered_sink(path: str, **options: Any) -> MergeSink:
 
 
 def quarantining_sink(path: str, **options: Any) -> MergeSink:
-    """Return the counting merge, which sets rows with a negative number aside, next to the target."""
-    return counting_sink(path, quarantine=f"{path}_rejected", expect={"not negative": "n >= 0"}, **options)
+    """Return the ordered sink, which sets rows with a negative number aside, next to the target."""
+    return ordered_sink(path, quarantine=f"{path}_rejected", expect={"not negative": "n >= 0"}, **options)
 
 
 def keyless_sink(path: str, **options: Any) -> MergeSink:
@@ -61,7 +61,7 @@ SINKS = {
     "counting": counting_sink,
     "upsert": upsert_sink,
     "ordered": ordered_sink,
-    "quarantining": quarantining_sink,
+    "ordered, quarantining": quarantining_sink,
     "keyless": keyless_sink,
 }
 

@@ -122,7 +122,7 @@ def test_kill_at_every_step_of_merge_on_read(start_stream):
 
 
 def test_kill_around_the_commit_of_copy_on_write(start_stream):
-    kills = ("before_commit", "after_commit", BEFORE_CHECKPOINT_COMMIT)
+    kills = ("after_commit",)
     batches = make_batches(len(kills) + 2)
     stream = start_stream("counting", batches, deletion_vectors=False)
     check_kills(stream, kills, batches, count, "copy_on_write")
@@ -130,7 +130,7 @@ def test_kill_around_the_commit_of_copy_on_write(start_stream):
 
 @pytest.mark.core
 def test_kill_around_the_commit_of_a_merge_by_key(start_stream):
-    kills = ("writing", "after_commit")
+    kills = ("after_commit",)
     batches = make_batches(len(kills) + 2)
     stream = start_stream("upsert", batches, deletion_vectors=True)
     check_kills(stream, kills, batches, upserted, "merge_on_read")
@@ -145,20 +145,55 @@ def folded(*batches: Batch) -> list[tuple[int, int]]:
     return sorted((key, n) for key, n in newest.items() if n % 2 == 0)
 
 
-@pytest.mark.parametrize("deletion_vectors", [True, False], ids=["merge on read", "copy on write"])
-def test_rows_and_tombstones_never_disagree(start_stream, deletion_vectors):
-    kills = ("locating", "remembering", "remembered", "before_commit", "after_commit", BEFORE_CHECKPOINT_COMMIT)
-    kills = kills if deletion_vectors else kills[2:5]
-    # Each batch deletes a key, and brings an old change of the key that the one before deleted.
-    batches = [
+def deletes_and_late_changes(number: int) -> list[list[tuple[int, int]]]:
+    """Return batches each of which deletes a key, and brings an old change of the key that the one before deleted."""
+    return [
         [(0, 2 * number), (number + 1, 51), (number, 2), (100 + number, 4), (99 + number, 2)]
-        for number in range(1, len(kills) + 3)
+        for number in range(1, number + 1)
     ]
-    stream = start_stream("ordered", batches, deletion_vectors=deletion_vectors)
-    check_kills(stream, kills, batches, folded, "merge_on_read" if deletion_vectors else "copy_on_write")
+
+
+def check_tombstones(stream: KilledStream) -> None:
+    """Check that all files of tombstones that the table names are there."""
     left = {folder.name for folder in (Path(stream.target) / FOLDER).iterdir()}
     named = {file.path.rpartition("/")[2] for file in recorded_state(stream.target).files}
+    assert named
     assert named <= left
+
+
+def test_rows_and_tombstones_never_disagree(start_stream):
+    """Copy-on-write; the next test has merge-on-read."""
+    kills = ("remembered", "before_commit")
+    batches = deletes_and_late_changes(len(kills) + 2)
+    stream = start_stream("ordered", batches, deletion_vectors=False)
+    check_kills(stream, kills, batches, folded, "copy_on_write")
+    check_tombstones(stream)
+
+
+def quarantined(spark: SparkSession, path: str) -> list[tuple[int, int, int]]:
+    """Return batch id, id and n of everything in a quarantine table."""
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    found = spark.read.format("delta").load(path).select("batch_id", "row").collect()
+    return sorted((batch_id, *(json.loads(row)[name] for name in ("id", "n"))) for batch_id, row in found)
+
+
+def test_bad_rows_are_in_quarantine_once_and_good_rows_and_tombstones_in_the_target(spark: SparkSession, start_stream):
+    """Killed inside and after the commit to the quarantine, around the writing of tombstones and after the commit."""
+    kills = ("quarantining" + DURING, "quarantined", "remembering", "remembered", "after_commit")
+    # The same bad row twice, and the same one in every batch: each is one of its own.
+    batches = [
+        [*batch, (0, -1), (0, -1), (200 + number, -number - 1)]
+        for number, batch in enumerate(deletes_and_late_changes(len(kills) + 2))
+    ]
+
+    def good(*batches: Batch) -> list[tuple[int, int]]:
+        return folded(*[[row for row in batch if row[1] >= 0] for batch in batches])
+
+    stream = start_stream("ordered, quarantining", batches, deletion_vectors=True)
+    check_kills(stream, kills, batches, good, "merge_on_read")
+    check_tombstones(stream)
+    bad = [(batch_id, *row) for batch_id, batch in enumerate(batches) for row in batch if row[1] < 0]
+    assert quarantined(spark, f"{stream.target}_rejected") == sorted(bad)
 
 
 def rows_left(*batches: Batch) -> list[tuple[int, None]]:
@@ -171,7 +206,7 @@ def rows_left(*batches: Batch) -> list[tuple[int, None]]:
 
 
 def test_rows_without_a_key_are_counted_once(start_stream, create_source):
-    kills = ("remembered", "after_commit")
+    kills = ("remembered",)
     # Two equal rows; one of the batch before goes, another of it comes again; a removal whose row comes with the next batch.
     batches = [
         [
@@ -185,29 +220,3 @@ def test_rows_without_a_key_are_counted_once(start_stream, create_source):
     # The columns that the sink adds, in a commit of their own.
     SINKS["keyless"](stream.target).merge(create_source("id INT, n INT"))
     check_kills(stream, kills, batches, rows_left, "merge_on_read")
-
-
-def good(*batches: Batch) -> list[tuple[int, int]]:
-    """Return the rows that the counting sink makes of the rows that are not set aside."""
-    return count(*[[row for row in batch if row[1] >= 0] for batch in batches])
-
-
-def quarantined(spark: SparkSession, path: str) -> list[tuple[int, int, int]]:
-    """Return batch id, id and n of everything in a quarantine table."""
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    found = spark.read.format("delta").load(path).select("batch_id", "row").collect()
-    return sorted((batch_id, *(json.loads(row)[name] for name in ("id", "n"))) for batch_id, row in found)
-
-
-def test_bad_rows_are_in_quarantine_once_and_good_rows_in_the_target(spark: SparkSession, start_stream):
-    """Killed before, inside and after the commit to the quarantine, and before and after the one to the target."""
-    kills = ("quarantining", "quarantining" + DURING, "quarantined", "before_commit", "after_commit")
-    # The same bad row twice, and the same one in every batch: each is one of its own.
-    batches = [
-        [*batch, (0, -1), (0, -1), (200 + number, -number - 1)]
-        for number, batch in enumerate(make_batches(len(kills) + 2))
-    ]
-    stream = start_stream("quarantining", batches, deletion_vectors=True)
-    check_kills(stream, kills, batches, good, "merge_on_read")
-    bad = [(batch_id, *row) for batch_id, batch in enumerate(batches) for row in batch if row[1] < 0]
-    assert quarantined(spark, f"{stream.target}_rejected") == sorted(bad)

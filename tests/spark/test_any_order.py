@@ -20,7 +20,7 @@ from tests.spark.drawing import deliveries, drawn
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.any_strategy]
 
 KEYS = (1, 2, 3, None)
 SCHEMA = "id INT, part STRING, v STRING, seq INT, op STRING"

@@ -14,10 +14,11 @@ from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink, source
 from stream_merge.partial_updates import folded_changes
-from stream_merge.tombstones import MAX_FILES
 from tests.conftest import CreateTable
 from tests.spark.drawing import drawn
 from tests.spark.tables import recorded_state
+
+pytestmark = pytest.mark.any_strategy
 
 SCHEMA = (
     "id INT, `Part 2` STRING, a STRING, b STRING, seq BIGINT, op STRING, unset ARRAY<STRING>, "
@@ -122,14 +123,14 @@ class TestOneMove:
         assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b2"), Row(id=9, a="z", b="z")]
 
     def test_what_is_left_for_later_is_counted_with_the_tombstones_and_survives_their_merging(
-        self, create_source, read_rows, table
+        self, create_source, read_rows, table, max_files
     ):
         sink = moving(table)
         first = sink.merge(create_source(SCHEMA, [delete(1, 10, new=2)]))
         assert first.num_tombstones == 2
-        for number in range(MAX_FILES + 1):
+        for number in range(max_files + 1):
             sink.merge(create_source(SCHEMA, [delete(100 + number, 1)]))
-        assert len(recorded_state(table).files) <= MAX_FILES
+        assert len(recorded_state(table).files) <= max_files
         sink.merge(create_source(SCHEMA, [upsert(2, "A", None, 11, "b", old=1)]))
         assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b1")]
 

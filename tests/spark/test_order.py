@@ -19,9 +19,11 @@ from stream_merge import MergeSink, merge_sink
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
 from stream_merge.sequence import SEQUENCE
-from stream_merge.tombstones import FOLDER, MAX_FILES
+from stream_merge.tombstones import FOLDER
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import files_below, recorded_state
+
+pytestmark = pytest.mark.any_strategy
 
 SCHEMA = "id INT, v STRING, seq BIGINT, op STRING"
 TARGET = "id INT, v STRING, seq BIGINT"
@@ -264,19 +266,19 @@ class TestTombstones:
         ]
 
     def test_many_small_files_become_few_and_the_old_ones_go(
-        self, spark, create_table, create_source, read_rows, monkeypatch
+        self, spark, create_table, create_source, read_rows, monkeypatch, max_files
     ):
         path = create_table(TARGET)
         sink = keyed(path, tombstone_retention=dt.timedelta(days=30))
-        num_batches = MAX_FILES + 4
+        num_batches = max_files + 4
         for number in range(num_batches):
             # One key is deleted again and again: its last tombstone is the one that counts.
             result = sink.merge(create_source(SCHEMA, [(number, None, 100, "d"), (1000, None, number, "d")]))
             assert result.num_tombstones >= number + 2
         folders = folder_names(path)
-        assert len(folders) > MAX_FILES
+        assert len(folders) > max_files
         state = recorded_state(path)
-        assert len(state.files) <= MAX_FILES
+        assert len(state.files) <= max_files
         assert state.retired
         late = [(number, "old", 99, "u") for number in range(num_batches)]
         result = sink.merge(create_source(SCHEMA, [*late, (1000, "old", num_batches - 2, "u"), (2000, "new", 1, "u")]))
@@ -286,11 +288,11 @@ class TestTombstones:
         for folder in (Path(path) / FOLDER).iterdir():
             old = time.time() - 20 * 24 * 3600
             os.utime(folder, (old, old))
-        for number in range(MAX_FILES):
+        for number in range(max_files):
             sink.merge(create_source(SCHEMA, [(5000 + number, None, 1, "d")]))
         assert folders <= folder_names(path)
         newest = latest_version(path)
-        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {newest - MAX_FILES - num_batches}")
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {newest - max_files - num_batches}")
         restored = sink.merge(create_source(SCHEMA, [(0, "old", 99, "u"), (5000, "new", 1, "u")]))
         assert (restored.num_outdated_rows, read_rows(path, "id")) == (1, [Row(id=5000)])
         spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {newest}")

@@ -14,6 +14,8 @@ from stream_merge.partial_updates import COLUMN_SEQUENCES, folded_changes
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import change_rows
 
+pytestmark = pytest.mark.any_strategy
+
 SCHEMA = "id INT, a STRING, b STRING, seq BIGINT, op STRING, unset ARRAY<STRING>"
 TARGET = "id INT, a STRING, b STRING, seq BIGINT"
 

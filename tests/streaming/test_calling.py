@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink, state, steps
+from stream_merge.bridge.table import create_table
 from stream_merge.errors import TargetNotFoundError
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version
@@ -242,6 +244,23 @@ def test_two_streams_that_both_create_the_target(spark, tmp_path: Path):
         query.awaitTermination()
     assert rows(spark, target) == count([(1, 111), (2, 2)])
     assert len(recorded_ids(target)) == 4
+
+
+def test_many_threads_that_all_create_one_table(spark, tmp_path: Path, create_source):
+    """As the tables of a router do with a quarantine that they share: Delta calls that a conflict."""
+    rows = create_source("id INT, n INT")
+    for number in range(3):
+        path = str(tmp_path / f"table{number}")
+        start = threading.Barrier(6)
+
+        def create(path: str = path, start: threading.Barrier = start) -> None:
+            start.wait()
+            create_table(spark, path, rows, partition_by=(), cluster_by=(), properties={})
+
+        with ThreadPoolExecutor(start.parties) as pool:
+            for created in [pool.submit(create) for _ in range(start.parties)]:
+                created.result()
+        assert (latest_version(path), spark.read.format("delta").load(path).columns) == (0, ["id", "n"])
 
 
 @pytest.mark.parametrize("name", ["source", "target"])

@@ -145,6 +145,14 @@ def test_all_faults_are_in_one_error():
     assert len(caught.value.faults) == 3
 
 
+def test_sinks_of_different_patterns_have_a_target_for_each_name():
+    sinks = {
+        re.compile(r"(?P<table>a\w*)"): sink("lake.{table}"),
+        re.compile(r"(?P<table>b\w*)"): sink("lake.{table}", skip_unchanged=True),
+    }
+    assert targets(sinks, "ab", "ba") == {"ab": "lake.ab", "ba": "lake.ba"}
+
+
 def test_braces_mean_nothing_without_named_groups():
     assert targets({"a": sink("/data/{x}"), re.compile("b+"): sink("/data/{y}")}, "a", "bb") == {
         "a": "/data/{x}",

@@ -1,0 +1,12 @@
+"""What the tests of the merge engine share."""
+
+import pytest
+
+from stream_merge import tombstones
+
+
+@pytest.fixture
+def max_files(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Merge files of tombstones when there are more than these few, so that a handful of merges gets there; return the number."""
+    monkeypatch.setattr(tombstones, "MAX_FILES", 3)
+    return 3
