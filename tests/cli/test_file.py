@@ -1,22 +1,12 @@
 """Pipeline files: what is read, and that every fault comes with its line and in a sentence."""
 
 import os
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from stream_merge.cli.checks import ddl_names
-from stream_merge.cli.durations import is_interval, parse_duration
 from stream_merge.cli.file import Fault, PipelineFileError, load_pipeline
 from stream_merge.cli.pipeline import FilesSource, KafkaSource, TableSettings
-from stream_merge.cli.positions import find_lines
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PIPELINE = '[pipeline]\ncheckpoint = "./checkpoints/shop"\n'
 KAFKA = '[source]\nformat = "kafka"\nbootstrap_servers = "localhost:9092"\ntopics = ["orders"]\n'
@@ -393,128 +383,3 @@ def test_faults_between_options(faults_of, text, faults):
 def test_sections_that_are_right_are_checked_though_others_are_wrong(faults_of):
     text = PIPELINE + "max_parallel = 0\n" + FILES + TABLE + 'partition_by = ["a"]\ncluster_by = ["b"]\n'
     assert [line.split(": ")[1] for line in faults_of(text)] == ["pipeline.max_parallel", "tables[0].cluster_by"]
-
-
-# Positions
-
-ALL_OF_TOML = r'''
-# comment [x]
-top = 1
-dotted.key."with space".'x' = { inline = [1, { deep = 2 }], "a b" = "#not a comment" }
-[ table . "quoted.name" ]  # comment
-text = """
-[not.a.header]
-""" # key = 1
-literal = \'\'\'
-"""
-\'\'\'
-quotes = """a""\""""" # three at the end
-path = 'C:\x'
-"escaped\u00e9\"" = 1979-05-27 07:32:00
-list = [ # comment ]
-  1,
-  # comment
-  "a]", [ "b",
-    "c" ],
-]
-empty = []
-none = {}
-[table]
-late = true
-[[array]]
-a = 1
-[array.sub]
-b = 2
-[[array.inner]]
-[[array.inner]]
-c = { d.e = 1, f = """
-x""" }
-[[array]]
-[array.sub]
-b = 3
-[[array.inner]]
-g = -1.5e3
-'''.replace("\\'", "'")
-
-
-def walk(value, location=()):
-    """Yield the location of every value in parsed TOML."""
-    if location:
-        yield location
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from walk(item, (*location, key))
-
-
-def test_every_value_of_a_file_has_its_line():
-    lines = find_lines(ALL_OF_TOML)
-    assert set(lines) == set(walk(tomllib.loads(ALL_OF_TOML)))
-    text = ALL_OF_TOML.splitlines()
-    assert {location: text[line - 1].strip() for location, line in lines.items() if len(location) == 1} == {
-        ("top",): "top = 1",
-        ("dotted",): 'dotted.key."with space".\'x\' = { inline = [1, { deep = 2 }], "a b" = "#not a comment" }',
-        ("table",): "[table]",
-        ("array",): "[[array]]",
-    }
-    places = {
-        ("table", "quoted.name"): '[ table . "quoted.name" ]  # comment',
-        ("table", "quoted.name", "literal"): "literal = '''",
-        ("table", "quoted.name", "quotes"): 'quotes = """a""\\""""" # three at the end',
-        ("table", "quoted.name", 'escapedé"'): r'"escaped\u00e9\"" = 1979-05-27 07:32:00',
-        ("table", "quoted.name", "list", 1): '"a]", [ "b",',
-        ("table", "quoted.name", "list", 2, 1): '"c" ],',
-        ("table", "quoted.name", "none"): "none = {}",
-        ("table", "late"): "late = true",
-        ("array", 0, "sub", "b"): "b = 2",
-        ("array", 0, "inner", 1, "c", "d", "e"): 'c = { d.e = 1, f = """',
-        ("array", 1, "sub", "b"): "b = 3",
-        ("array", 1, "inner", 0, "g"): "g = -1.5e3",
-    }
-    assert {location: text[lines[location] - 1].strip() for location in places} == places
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\n", "a=1", "[a]", "a = ''", 'a = ""', "a = '''\n'''", "a = [[],[1],]\nb.c=2", "[a]#x"]
-)
-def test_small_files_have_their_lines(text):
-    assert set(find_lines(text)) == set(walk(tomllib.loads(text)))
-
-
-# Durations and columns
-
-
-@pytest.mark.parametrize(
-    ("text", "duration"),
-    [
-        ("7 days", timedelta(days=7)),
-        ("1 day", timedelta(days=1)),
-        ("12 Hours", timedelta(hours=12)),
-        ("1.5 minutes", timedelta(seconds=90)),
-        (" 30seconds ", timedelta(seconds=30)),
-        ("0 seconds", timedelta(0)),
-    ],
-)
-def test_durations(text, duration):
-    assert parse_duration(text) == duration
-
-
-@pytest.mark.parametrize("text", ["", "7", "days", "-1 day", "1 week", "1 month", "1 day 2 hours"])
-def test_texts_that_are_no_durations(text):
-    with pytest.raises(ValueError, match="must be a number and seconds, minutes, hours or days"):
-        parse_duration(text)
-
-
-def test_a_duration_that_is_too_long():
-    with pytest.raises(ValueError, match="is longer than can be counted"):
-        parse_duration("99999999999 days")
-
-
-def test_intervals():
-    good = ["10 seconds", "0 seconds", "1 minute 30 seconds", "interval 1 hour", "500 milliseconds", "1.5 seconds"]
-    assert [text for text in good if not is_interval(text)] == []
-    assert [text for text in ["", "10", "often", "1 month", "1 minute and", "1.5 hours"] if is_interval(text)] == []
-
-
-def test_names_of_ddl_columns():
-    ddl = "id BIGINT NOT NULL, `a ``b`` c` STRUCT<x: INT, y: DECIMAL(4, 2)>, price DECIMAL(12, 2) COMMENT 'a, b', `x,y`: STRING"
-    assert ddl_names(ddl) == ["id", "a `b` c", "price", "x,y"]
