@@ -234,6 +234,11 @@ def table_root(spark: SparkSession, target: str) -> str:
         return target
 
 
+_OVERTAKEN = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
+"""What Delta finds, beside a conflict, where another writer creates the same table: it looks whether there is one before it begins,
+and then meets a folder whose first commit is still on its way."""
+
+
 def create_table(
     spark: SparkSession,
     target: str,
@@ -258,10 +263,8 @@ def create_table(
     try:
         builder.execute()
     except JVM_ERRORS as error:
-        # Delta looks whether there is a table before it begins. One that comes in between is a conflict, or its folder, where the
-        # first commit may still be on its way, a location that is not empty.
         failure = translate(error)
-        is_race = conflict_name(error) is not None or failure.condition == "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+        is_race = conflict_name(error) is not None or failure.condition in _OVERTAKEN
         if not is_race or not any(table_exists(spark, target) for _ in _looks()):
             raise failure from error
 

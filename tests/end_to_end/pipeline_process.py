@@ -46,13 +46,13 @@ format = "debezium"
 
 [[tables]]
 source = 're:{prefix}\\.public\\.(?P<table>customers|notes)'
-target = {by_id}
+target = {target}
 keys = ["id"]
 merge_schema = true
 
 [[tables]]
-source = 're:{prefix}\\.public\\.(?P<of_orders>orders|reviews)'
-target = {by_order}
+source = 're:{prefix}\\.public\\.(?P<table>orders|reviews)'
+target = {target}
 keys = ["order_id"]
 merge_schema = true
 
@@ -84,9 +84,7 @@ def write_pipeline(folder: Path, *, bootstrap_servers: str, prefix: str, tables:
             checkpoint=json.dumps(str(folder / "checkpoint")),
             bootstrap_servers=json.dumps(bootstrap_servers),
             prefix=prefix,
-            # Two sections may not have one target, not even with a placeholder in it.
-            by_id=json.dumps(f"{tables}/{{table}}"),
-            by_order=json.dumps(f"{tables}/{{of_orders}}"),
+            target=json.dumps(f"{tables}/{{table}}"),
             items=json.dumps(f"{tables}/order_items"),
             visits=json.dumps(f"{tables}/visits"),
             conf="\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in {**SPARK_CONF, **conf}.items()),
