@@ -113,9 +113,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave one strategy to each test that is marked `any_strategy`, unless a test is asked for by its full name."""
     if config.getoption("--both-strategies") or any("[" in name for name in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("any_strategy") and not _is_drawn(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    kept = [item for item in items if not item.get_closest_marker("any_strategy") or _is_drawn(item)]
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
 
 
 def _is_drawn(item: pytest.Item) -> bool:

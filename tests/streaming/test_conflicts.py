@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from stream_merge import AmbiguousMatchError, CommitConflictError, MergeResult, merge_sink
 from stream_merge.errors import UnresolvedColumnError
 from tests.conftest import CreateTable
-from tests.spark.delta_log import actions_of, latest_version
+from tests.spark.delta_log import actions_of, latest_version, operation_metrics
 from tests.streaming.streams import SCHEMA, ChangeFiles, counting_sink, recorded_ids, rows, run, run_to_failure
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def test_every_conflict_is_counted(spark, target, write_beside, at_step, create_
     result = counting_sink(target).merge(create_source(SCHEMA, SOURCE))
     assert (result.num_commit_attempts, len(result.conflicts)) == (4, 3)
     assert result.version == before + 4
+    assert operation_metrics(target, result.version)["numCommitAttempts"] == 4
     assert rows(spark, target) == [(1, 10), (1, 10), (1, 10), *MERGED]
     assert result.num_target_rows_updated == 4
 
