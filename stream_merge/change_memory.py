@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from stream_merge.engines.job import now_ms
 from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct
 from stream_merge.rows_without_key import ROW_ID, with_row_ids
 from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
+from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
 from stream_merge.tombstones import DOMAIN, TombstoneFile, Tombstones, TombstoneState
 
@@ -58,22 +60,39 @@ class ChangeMemory:
     _written: TombstoneFile | None = None
     _moved: tuple[TombstoneFile, ...] = ()
 
-    def next_state(
-        self, deletes: DataFrame, num_deletes: int, read_version: int, *, partial: PartialUpdates | None
-    ) -> tuple[TombstoneState, dict[str, int]]:
-        """Write the batch's deletes, forget what is too old, and return the state for the commit, with its metrics.
+    @contextmanager
+    def remembering(self, deletes: Callable[[], DataFrame], num_deletes: int, batch_name: str) -> Iterator[None]:
+        """Write the batch's deletes while the block runs; at its end they are written.
 
         Args:
-            deletes: The source's rows that tell of a delete.
+            deletes: Gives the source's rows that tell of a delete.
             num_deletes: How many.
+            batch_name: How descriptions of jobs name the batch.
+        """
+        if not num_deletes or self._written is not None:
+            yield
+            return
+        rows = deletes()
+        reached("remembering")
+        description = f"{batch_name}: remember deletes"
+        with Alongside(
+            rows.sparkSession, description, lambda: self.tombstones.write(rows, num_deletes, now_ms())
+        ) as writing:
+            yield
+            self._written = writing.result()
+        reached("remembered")
+
+    def next_state(
+        self, num_deletes: int, read_version: int, *, partial: PartialUpdates | None
+    ) -> tuple[TombstoneState, dict[str, int]]:
+        """Forget what is too old, and return the state for the commit, with its metrics.
+
+        Args:
+            num_deletes: How many deletes the batch has; `remembering` has written them.
             read_version: The version that the commit is based on.
             partial: How the batch sets single columns, if it does.
         """
         now = now_ms()
-        if num_deletes and self._written is None:
-            reached("remembering")
-            self._written = self.tombstones.write(deletes, num_deletes, now)
-            reached("remembered")
         files = (*self.state.files, *self._moved, *([self._written] if self._written else []))
         older = self.state.older_columns
         if older is not None and partial is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_ROWS = 5_000_000
-"""Rows of the active files, deleted ones included, beyond which no index is kept (120 MB)."""
+"""Rows of the files that a batch may match, deleted ones included, beyond which no index is kept (120 MB)."""
 
 MAX_SEGMENTS = 12
 
@@ -56,6 +56,7 @@ class KeyIndex:
     """
 
     fingerprint: tuple[object, ...] = ()
+    _asked: frozenset[str] = frozenset()
     _numbers: dict[str, int] = field(default_factory=dict)
     _next_number: int = 0
     _segments: list[Segment] = field(default_factory=list)
@@ -66,6 +67,14 @@ class KeyIndex:
             self.fingerprint = fingerprint
             self._numbers.clear()
             self._segments.clear()
+            self._asked = frozenset()
+
+    def note_asked(self, paths: Collection[str]) -> set[str]:
+        """Note which files a batch may match, and return those that are not known and that the batch before did not ask for."""
+        asked = frozenset(paths)
+        unfamiliar = {path for path in asked - self._asked if path not in self._numbers}
+        self._asked = asked
+        return unfamiliar
 
     def __len__(self) -> int:
         return sum(len(segment) for segment in self._segments)
@@ -78,10 +87,16 @@ class KeyIndex:
         """Return the path of each file by its number."""
         return {number: path for path, number in self._numbers.items()}
 
-    def retain(self, active: Collection[str]) -> None:
-        """Forget the files that are no longer active; their entries go when segments are merged."""
-        for path in [path for path in self._numbers if path not in active]:
+    def retain(self, paths: Collection[str]) -> None:
+        """Forget all other files; their entries go when segments are merged."""
+        for path in [path for path in self._numbers if path not in paths]:
             del self._numbers[path]
+
+    def make_room(self, num_rows: int, paths: Collection[str]) -> None:
+        """Forget all files but these, and their entries, if so many rows more would be too many."""
+        if len(self) + num_rows > MAX_ROWS:
+            self.retain(paths)
+            self._merge_from(0)
 
     def add(
         self,
@@ -120,7 +135,12 @@ class KeyIndex:
             map(len, self._segments[keep + 1 :])
         ):
             keep += 1
+        self._merge_from(keep)
+
+    def _merge_from(self, keep: int) -> None:
         merged = self._segments[keep:]
+        if not merged:
+            return
         alive = np.array(sorted(self._numbers.values()), dtype=np.int32)
         masks = [np.isin(segment.files, alive) for segment in merged]
         self._segments[keep:] = [

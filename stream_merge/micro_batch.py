@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -274,43 +275,55 @@ class MicroBatch:
                 transaction.read_whole_table()
             limits = {} if needs_all else source.partition_values(transaction.partition_columns)
             transaction.track_read([file.add for file in candidates], limits)
-        if source.num_rows == 0 and not needs_all:
-            staged = Staged()
-        else:
-            staged = run_engine(
-                plan.strategy,
-                MergeJob(
-                    resolved=resolved,
-                    transaction=transaction,
-                    source=source,
-                    files=files,
-                    candidates=candidates,
-                    vectors=self.state.vectors,
-                    index=self.state.index,
-                    locator=self.config.locator,
-                    check_cardinality=self.config.check_cardinality,
-                    skip_unchanged=self.config.skip_unchanged,
-                    keeps_order=self.config.keeps_order,
-                    has_change_feed=has_change_feed(transaction.properties),
-                    batch=self.name,
-                    timer=self.timer,
-                    written=written,
-                ),
-            )
+        with self._remembering(resolved, source):
+            if source.num_rows == 0 and not needs_all:
+                staged = Staged()
+            else:
+                staged = run_engine(
+                    plan.strategy,
+                    MergeJob(
+                        resolved=resolved,
+                        transaction=transaction,
+                        source=source,
+                        files=files,
+                        candidates=candidates,
+                        vectors=self.state.vectors,
+                        index=self.state.index,
+                        locator=self.config.locator,
+                        check_cardinality=self.config.check_cardinality,
+                        skip_unchanged=self.config.skip_unchanged,
+                        keeps_order=self.config.keeps_order,
+                        has_change_feed=has_change_feed(transaction.properties),
+                        batch=self.name,
+                        timer=self.timer,
+                        written=written,
+                    ),
+                )
         staged.counts |= count_skipping(files.all(), candidates)
         staged.counts |= source.counts
         if self.memory is not None:
-            self._remember(self.memory, staged, resolved, transaction, source)
+            self._remember(self.memory, staged, transaction, source)
         return staged
 
-    def _remember(
-        self, memory: ChangeMemory, staged: Staged, resolved: ResolvedMerge, transaction: Transaction, source: Source
-    ) -> None:
-        """Stage the batch's tombstones. A merge outside a stream that changes nothing commits nothing."""
+    @contextmanager
+    def _remembering(self, resolved: ResolvedMerge, source: Source) -> Iterator[None]:
+        """Write the batch's tombstones, if it has any, beside what the block does."""
+        with ExitStack() as stack:
+            if self.memory is not None:
+
+                def deleted() -> DataFrame:
+                    return resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
+
+                stack.enter_context(self.memory.remembering(deleted, source.num_deletes, self.name))
+            yield
+            with self.timer.phase("stage"):
+                stack.close()
+
+    def _remember(self, memory: ChangeMemory, staged: Staged, transaction: Transaction, source: Source) -> None:
+        """Stage what the table remembers. A merge outside a stream that changes nothing commits nothing."""
         with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
-            deleted = resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
             self.remembered, counts = memory.next_state(
-                deleted, source.num_deletes, transaction.version, partial=self.intake.partial
+                source.num_deletes, transaction.version, partial=self.intake.partial
             )
         staged.counts |= counts
         changes = staged.changes

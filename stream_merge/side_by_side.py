@@ -6,10 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
+
+from stream_merge.bridge.call_sites import without_call_sites
+from stream_merge.bridge.sessions import active, job_description
 
 T = TypeVar("T")
 
@@ -55,6 +59,48 @@ def run_side_by_side(
         work.do_in_threads([InheritableThread(target=work.do_in_thread, session=spark) for _ in range(num_threads)])
     work.outcomes.pending = list(work.waiting)
     return work.outcomes
+
+
+class Alongside(Generic[T]):
+    """A call that runs in a thread of its own while the caller's block does something else.
+
+    The thread has the caller's session and local properties of Spark, as those of `run_side_by_side` do. The block does not
+    end before the call has ended; what the call raised is raised by `result`, and at the end of a block that raised nothing.
+    """
+
+    def __init__(self, spark: SparkSession, description: str, call: Callable[[], T]) -> None:
+        self._spark = spark
+        self._description = description
+        self._call = call
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._thread: threading.Thread = InheritableThread(target=self._run, session=spark)
+
+    def _run(self) -> None:
+        try:
+            with active(self._spark), job_description(self._spark, self._description), without_call_sites():
+                self._results.append(self._call())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._error = error
+
+    def __enter__(self) -> Alongside[T]:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Whatever has happened: what runs may still use what the caller holds.
+        self._thread.join()
+        if kind is None:
+            self.result()
+
+    def result(self) -> T:
+        """Wait, and return what the call returned or raise what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
 
 
 class _Work(Generic[T]):

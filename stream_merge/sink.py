@@ -105,7 +105,7 @@ def merge_sink(
         output_mode: append, update or complete; taken from the running query by default.
         strategy: insert_only, merge_on_read, copy_on_write or overwrite; chosen by clauses and table by default.
         locator: How matching rows are found: scan reads the key columns of the files that can hold a match; index keeps the
-            keys of the table in the driver's memory (24 bytes a row, tables up to 5 million rows, equality of plain columns)
+            keys of these files in the driver's memory (24 bytes a row, up to 5 million rows, equality of plain columns)
             and reads new files only. By default the index is used where it can answer and a scan would read much; where it
             cannot, the files are scanned whatever is asked for.
         null_keys: What happens to source rows with NULL in a key: error, match (NULL equals NULL), or quarantine, which needs

@@ -20,7 +20,7 @@ STEPS = (
 
 OPTIONAL_STEPS = ("quarantining", "quarantined", "remembering", "remembered")
 """Around the commit to the quarantine table, which only a batch with rejected rows does, between `after_open` and `after_persist`;
-around the writing of tombstones, which only a batch with deletes does, between `writing` and `before_commit`."""
+around the writing of tombstones, which only a batch with deletes does, beside `locating` and `writing`."""
 
 observer: Callable[[str], None] | None = None
 

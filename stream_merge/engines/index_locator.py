@@ -20,8 +20,11 @@ from stream_merge.key_index import MAX_ROWS
 from stream_merge.statement import quote
 from stream_merge.steps import reached
 
-MIN_CANDIDATE_ROWS = 500_000
-"""Where fewer rows can match, reading them is cheaper than to keep an index."""
+MIN_CANDIDATE_ROWS = 100_000
+"""Where fewer rows can match, reading them is as fast as two small jobs of the index."""
+
+MAX_UNFAMILIAR_ROWS = 100_000
+"""Files of more rows that the batch before did not look into are read for this batch alone: the next one may look elsewhere."""
 
 
 def is_indexable(job: MergeJob) -> bool:
@@ -32,13 +35,32 @@ def is_indexable(job: MergeJob) -> bool:
         and len(pairs) == job.resolved.num_conjuncts
         and all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
         and job.is_broadcast
-        and sum(file.num_physical_rows or MAX_ROWS for file in job.files.all()) <= MAX_ROWS
+        and _num_rows(job.candidates) <= MAX_ROWS
     )
 
 
 def is_worthwhile(job: MergeJob) -> bool:
-    """Whether the files that skipping leaves are too many to be read for each batch."""
-    return sum(file.num_physical_rows or 0 for file in job.candidates) >= MIN_CANDIDATE_ROWS
+    """Whether the files that skipping leaves are much to read, and mostly those that the batch before left.
+
+    Batches with recent keys ask for the same few files again and again, whatever the size of the table; so do batches
+    with random keys, for all of them.
+    """
+    _reset(job)
+    candidates = {file.path: file for file in job.candidates}
+    unfamiliar = job.index.note_asked(candidates.keys())
+    return (
+        _num_rows(job.candidates) >= MIN_CANDIDATE_ROWS
+        and _num_rows([candidates[path] for path in unfamiliar]) <= MAX_UNFAMILIAR_ROWS
+    )
+
+
+def _num_rows(files: Sequence[DataFile]) -> int:
+    # Where a file does not say how many rows it has, there may be too many.
+    return sum(MAX_ROWS + 1 if file.num_physical_rows is None else file.num_physical_rows for file in files)
+
+
+def _reset(job: MergeJob) -> None:
+    job.index.reset((job.transaction.metadata["id"], job.resolved.key_pairs))
 
 
 def find_matches_by_index(job: MergeJob) -> list[FileMatches] | None:
@@ -48,11 +70,13 @@ def find_matches_by_index(job: MergeJob) -> list[FileMatches] | None:
         None when rows match several times, where it takes a join to tell the keys, or when files can't be told apart.
     """
     index = job.index
-    files = {file.path: file for file in job.files.all()}
-    index.reset((job.transaction.metadata["id"], job.resolved.key_pairs))
-    index.retain(files.keys())
+    _reset(job)
+    # Others may be known: they hold no row that can match, or no longer belong to the table.
+    files = {file.path: file for file in job.candidates}
+    unknown = [file for path, file in files.items() if not index.has(path)]
+    index.make_room(_num_rows(unknown), files.keys())
     reached("locating")
-    if not _add_files(job, [file for path, file in files.items() if not index.has(path)]):
+    if not _add_files(job, unknown):
         return None
     batch = _hashes_of_batch(job)
     probes, numbers, rows = index.look_up(_unsigned(batch["high"]), _unsigned(batch["low"]))
@@ -60,9 +84,10 @@ def find_matches_by_index(job: MergeJob) -> list[FileMatches] | None:
     paths = index.paths()
     found = []
     for number in np.unique(numbers):
-        if int(number) in paths:
+        file = files.get(paths.get(int(number), ""))
+        if file is not None:
             in_file = numbers == number
-            matches = _matches_in_file(job, files[paths[int(number)]], rows[in_file], actions[in_file])
+            matches = _matches_in_file(job, file, rows[in_file], actions[in_file])
             if matches is None:
                 return None
             if matches.num_changed_rows:

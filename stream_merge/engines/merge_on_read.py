@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from pyspark import InheritableThread
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import active, job_description, persisted
+from stream_merge.bridge.sessions import job_description, persisted
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import VectorWriter, delete_rows, remove_file
@@ -45,6 +45,7 @@ from stream_merge.engines.locate import (
     sum_by_clause,
 )
 from stream_merge.files import DataFile
+from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
 
 NEW = "_stream_merge_new_{}"
@@ -64,18 +65,19 @@ def _stage_independent(job: MergeJob) -> Staged:
 
     Only key columns of the target are read. The written files are good for every attempt to commit.
     """
+    spark = job.source.rows.sparkSession
     reusable = job.written
-    writing = None if reusable is not None else _Writing(job, _independent_rows(job))
-    try:
-        with job.timer.phase("locate"), job_description(job.source.rows.sparkSession, f"{job.batch}: locate"):
+    with ExitStack() as stack:
+        writing: Alongside[Any] | None = None
+        if reusable is None:
+            rows = _independent_rows(job)
+            reached("writing")
+            writing = stack.enter_context(Alongside(spark, f"{job.batch}: write", lambda: job.transaction.write(rows)))
+        with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
             found, locator = _located(job)
-    except BaseException:
         if writing is not None:
-            writing.abandon()
-        raise
-    if writing is not None:
-        with job.timer.phase("stage"):
-            reusable = writing.result()
+            with job.timer.phase("stage"):
+                reusable = writing.result()
     with job.timer.phase("stage"):
         staged = _delete_changed(job, found)
         written, num_rows = count_written(job, reusable)
@@ -111,36 +113,6 @@ def _located(job: MergeJob) -> tuple[list[FileMatches], str]:
 def _independent_rows(job: MergeJob) -> DataFrame:
     rows = inserted_rows(job, job.bound_source)
     return compact(job, rows, job.source.num_independent_rows)
-
-
-class _Writing:
-    """A write that runs in a thread of its own while the caller does something else."""
-
-    def __init__(self, job: MergeJob, rows: DataFrame) -> None:
-        self._outcome: Any = None
-        self._error: BaseException | None = None
-        spark = rows.sparkSession
-        reached("writing")
-        self._thread = InheritableThread(target=self._run, args=(job, rows, spark), session=spark)
-        self._thread.start()
-
-    def _run(self, job: MergeJob, rows: DataFrame, spark: SparkSession) -> None:
-        try:
-            with active(spark), job_description(spark, f"{job.batch}: write"):
-                self._outcome = job.transaction.write(rows)
-        except BaseException as error:  # noqa: BLE001 - raised again by result(), in the caller's thread
-            self._error = error
-
-    def result(self) -> Any:
-        """Wait, and return the file actions or raise what the write raised."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._outcome
-
-    def abandon(self) -> None:
-        """Wait for the end, whatever it is: the transaction must not be used by two threads."""
-        self._thread.join()
 
 
 def _stage_dependent(job: MergeJob) -> Staged:

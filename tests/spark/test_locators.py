@@ -5,6 +5,7 @@ import random
 import pytest
 
 from stream_merge import AmbiguousMatchError, merge_sink
+from stream_merge.engines import index_locator
 
 KEYS = {"string": str, "bigint": int, "date": lambda key: f"{1970 + key // 300}-01-{key % 28 + 1:02d}"}
 
@@ -69,3 +70,37 @@ def test_the_index_is_not_asked_where_it_cannot_answer(spark, create_table):
     result = by_double.when_matched_update_all().when_not_matched_insert().merge(batch)
     assert [null_safe.locator, result.locator] == ["scan", "scan"]
     assert null_safe.num_target_rows_updated == result.num_target_rows_updated == 2
+
+
+def test_the_index_is_of_the_files_that_one_batch_after_the_other_asks_for(
+    spark, create_table, create_source, read_rows, monkeypatch
+):
+    """Recent keys in a table of any size: what no batch looks into is not read for the index, either."""
+    monkeypatch.setattr(index_locator, "MIN_CANDIDATE_ROWS", 10)
+    monkeypatch.setattr(index_locator, "MAX_UNFAMILIAR_ROWS", 5)
+    path = create_table("k bigint, v bigint", deletion_vectors=True)
+    for start in (0, 100, 200):
+        rows = spark.range(start, start + 20).selectExpr("id AS k", "0L AS v")
+        rows.coalesce(1).write.format("delta").mode("append").save(path)
+    sink = merge_sink(path, keys="k")
+    expected = {key: 0 for start in (0, 100, 200) for key in range(start, start + 20)}
+    asked_for = [
+        # The first batch may be the last that looks into this file; the third looks also into what the batches before wrote.
+        ([205, 206], "scan"),
+        ([205, 230], "index"),
+        ([206, 230, 231], "index"),
+        # Another file, and back again.
+        ([105, 106], "scan"),
+        ([207, 232], "index"),
+        # The index has that file no more than the first one, which nobody asked for; of all rows these are too many to be read.
+        ([5, 107, 208], "scan"),
+        ([6, 108, 209], "index"),
+        # Fewer rows than an index is worth.
+        ([232], "scan"),
+    ]
+    for number, (keys, locator) in enumerate(asked_for, 1):
+        result = sink.merge(create_source("k bigint, v bigint", [(key, number) for key in keys]))
+        assert (number, result.locator) == (number, locator)
+        assert result.num_target_rows_updated == len([key for key in keys if key in expected])
+        expected |= dict.fromkeys(keys, number)
+    assert {row["k"]: row["v"] for row in read_rows(path)} == expected

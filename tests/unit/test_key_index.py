@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 
+from stream_merge import key_index
 from stream_merge.key_index import MAX_SEGMENTS, KeyIndex
 
 
@@ -74,3 +75,30 @@ def test_another_table_or_other_keys_empty_the_index():
     index.reset(("table", "j"))
     assert not index.has("a")
     assert len(index) == 0
+
+
+def test_files_are_familiar_when_the_batch_before_asked_for_them_or_they_are_known():
+    index = KeyIndex()
+    assert index.note_asked(["a", "b"]) == {"a", "b"}
+    assert index.note_asked(["a", "b", "c"]) == {"c"}
+    add(index, {"a": [1]})
+    assert index.note_asked(["d"]) == {"d"}
+    assert index.note_asked(["a", "b"]) == {"b"}
+    index.reset(("another table", "k"))
+    assert index.note_asked(["a", "b"]) == {"a", "b"}
+
+
+def test_room_is_made_by_forgetting_what_the_batch_cannot_match(monkeypatch):
+    monkeypatch.setattr(key_index, "MAX_ROWS", 100)
+    index = KeyIndex()
+    add(index, {"cold": list(range(60))})
+    add(index, {"hot": list(range(30))})
+    index.make_room(10, {"hot"})
+    assert (index.has("cold"), len(index)) == (True, 90)
+    index.make_room(11, {"hot"})
+    assert (index.has("cold"), index.has("hot"), len(index)) == (False, True, 30)
+    assert found(index, [5, 50]) == {(5, "hot", 5)}
+    index.make_room(101, set())
+    assert len(index) == 0
+    index.make_room(101, set())
+    assert found(index, [5]) == set()
