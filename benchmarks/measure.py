@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 
 SYSTEMS = ("append", "delta_merge", "stream_merge")
 SETTINGS = {
-    "tuned": {"spark.sql.shuffle.partitions": "4", "spark.databricks.delta.snapshotPartitions": "2"},
+    "tuned": {
+        "spark.sql.shuffle.partitions": "4",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.codegen.cache.maxEntries": "1000",
+    },
     "default": {},
 }
-"""The sessions: a small one, and Spark's and Delta's defaults (200 shuffle and 50 snapshot partitions)."""
+"""The sessions: one for such tables, and Spark's and Delta's defaults
+(200 shuffle and 50 snapshot partitions, code of 100 classes kept)."""
 
 STREAM_TRIGGER = "500 milliseconds"
 

@@ -43,6 +43,9 @@ DEFAULT_CONF = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # For every hash table, be it of three rows, Spark takes a page of memory: up to 64 MB, by the size of the heap, without this.
     "spark.buffer.pageSize": "2m",
+    # Spark keeps the code that it has compiled, by default 100 classes for the whole process. A batch of change data needs nearly
+    # as many, so that most would be compiled anew for each batch.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
