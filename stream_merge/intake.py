@@ -88,9 +88,10 @@ class Intake:
         config = self.ordered
         with ExitStack() as stack:
             batch = self.received
-            special = special_changes(config, self.all_partial)
             counts: Mapping[str, Any] = {}
             if config.checks_rows:
+                resolved = analyse().analysed
+                special = resolved.once("special changes", lambda: special_changes(config, self.all_partial))
                 quarantine = Quarantine(
                     config=self.config,
                     ordered=config,
@@ -99,9 +100,11 @@ class Intake:
                     name=self.name,
                     transaction=transaction,
                 )
-                judged = stack.enter_context(quarantine.accepted(batch, self.frame, analyse().analysed, special))
+                judged = stack.enter_context(quarantine.accepted(batch, self.frame, resolved, special))
                 batch, self.num_quarantined_rows, counts = judged
                 self.num_rows = counts.get("rows")
+            else:
+                special = special_changes(config, self.all_partial)
             if special and not counts:
                 batch = stack.enter_context(persisted(batch))
                 counts = summary(batch.alias(config.source_alias), *special, F.count(F.lit(1)).alias("rows")).asDict()

@@ -40,6 +40,27 @@ _IDENTITY = ("row", "topic", "partition", "offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Judgement:
+    """Why a row is rejected, in Columns that are made once: each takes several calls into the JVM for each of its parts.
+
+    Attributes:
+        checks: What is checked; nothing else counts if there is nothing.
+        missing: NULL for the columns that the merge was analysed with and the batch does not have.
+        columns: The batch's own.
+        reasons: The reasons of a row.
+        is_rejected: Whether it has any.
+        counts: Aggregates: the rows, those that are rejected, an example, and how many fail each check.
+    """
+
+    checks: Sequence[Check]
+    missing: Sequence[Column]
+    columns: Sequence[Column]
+    reasons: Column
+    is_rejected: Column
+    counts: Sequence[Column]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
     """The quarantine of one sink, as one batch uses it.
 
@@ -92,9 +113,21 @@ class Quarantine:
         Raises:
             QuarantineLimitError: They are more than the sink allows; nothing was written.
         """
-        spark = batch.sparkSession
+        judgement = resolved.once("judgement", lambda: self._judgement(batch, prepared, resolved))
+        if not judgement.checks:
+            yield batch, 0, {}
+            return
+        rows = resolved.source(batch.select("*", *judgement.missing)).alias(self.config.source_alias)
+        with persisted(rows.select(*judgement.columns, judgement.reasons)) as judged:
+            num_rejected, counts = self._check_limit(judged, judgement, special)
+            if num_rejected:
+                self._set_aside(judged.where(judgement.is_rejected), batch.schema, num_rejected)
+            yield judged.where(~judgement.is_rejected).select(*judgement.columns), num_rejected, counts
+
+    def _judgement(self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge) -> _Judgement:
+        """Return what is asked of every batch for which the merge is resolved alike."""
         make_checks = Checks(
-            spark=spark,
+            spark=batch.sparkSession,
             config=self.config,
             ordered=self.ordered,
             partial=self.partial,
@@ -104,37 +137,31 @@ class Quarantine:
         )
         # Without a table for them, other rows that cannot be merged fail the merge by themselves.
         checks = make_checks.all() if self.config.quarantine is not None else make_checks.stated()
-        if not checks:
-            yield batch, 0, {}
-            return
         missing = {f.name: f.dataType for f in prepared.schema.fields[len(batch.columns) :]} | own_columns(
             self.ordered, self.partial
         )
-        nulls = [F.lit(None).cast(data_type).alias(name) for name, data_type in missing.items()]
-        columns = [F.col(quote(name)) for name in batch.columns]
-        rows = resolved.source(batch.select("*", *nulls)).alias(self.config.source_alias)
-        reasons = F.array(*[check.reason for check in checks]).alias(REASONS)
-        with persisted(rows.select(*columns, reasons)) as judged:
-            num_rejected, counts = self._check_limit(judged, checks, special)
-            is_rejected = F.exists(REASONS, lambda reason: reason.isNotNull())
-            if num_rejected:
-                self._set_aside(judged.where(is_rejected), batch.schema, num_rejected)
-            yield judged.where(~is_rejected).select(*columns), num_rejected, counts
-
-    def _check_limit(
-        self, judged: DataFrame, checks: Sequence[Check], special: Sequence[Column]
-    ) -> tuple[int, Mapping[str, Any]]:
-        """Return how many rows are rejected, and what else was counted, in one pass; log why."""
         is_rejected = F.exists(REASONS, lambda reason: reason.isNotNull())
         counts = [F.count(F.col(REASONS)[number]).alias(f"check_{number}") for number in range(len(checks))]
-        row = summary(
-            judged.alias(self.config.source_alias),
-            *special,
-            F.count(F.lit(1)).alias("rows"),
-            F.count(F.when(is_rejected, 1)).alias("rejected"),
-            F.first(F.when(is_rejected, F.array_join(REASONS, "; ")), ignorenulls=True).alias("example"),
-            *counts,
+        return _Judgement(
+            checks=checks,
+            missing=[F.lit(None).cast(data_type).alias(name) for name, data_type in missing.items()],
+            columns=[F.col(quote(name)) for name in batch.columns],
+            reasons=F.array(*[check.reason for check in checks]).alias(REASONS),
+            is_rejected=is_rejected,
+            counts=[
+                F.count(F.lit(1)).alias("rows"),
+                F.count(F.when(is_rejected, 1)).alias("rejected"),
+                F.first(F.when(is_rejected, F.array_join(REASONS, "; ")), ignorenulls=True).alias("example"),
+                *counts,
+            ],
         )
+
+    def _check_limit(
+        self, judged: DataFrame, judgement: _Judgement, special: Sequence[Column]
+    ) -> tuple[int, Mapping[str, Any]]:
+        """Return how many rows are rejected, and what else was counted, in one pass; log why."""
+        checks = judgement.checks
+        row = summary(judged.alias(self.config.source_alias), *special, *judgement.counts)
         num_rows, num_rejected = row["rows"], row["rejected"]
         others: dict[str, Any] = {name: row[name] for name in (*SPECIAL, "rows") if name in row.asDict()}
         if not num_rejected:

@@ -33,6 +33,9 @@ MAX_FILES = 8
 MAX_BROADCAST_TOMBSTONES = 500_000
 """With more, Spark decides how to join them with a batch, which may be large as well."""
 
+MAX_UNSHUFFLED_TOMBSTONES = 50_000
+"""With more, one task would be busy with them for longer than a shuffle takes."""
+
 KEPT_MS = 7 * 24 * 3600 * 1000
 """How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
 
@@ -178,6 +181,10 @@ class Tombstones:
     def _key_columns(self) -> list[Column]:
         return [F.col(quote(name)).cast(kind).alias(f"k{i}") for i, (name, kind) in enumerate(self.keys.items())]
 
+    @property
+    def _key_names(self) -> list[str]:
+        return [f"k{number}" for number in range(len(self.keys))]
+
     def sequence_column(self) -> Column:
         """Return the sequence of a source row."""
         fields = [F.col(quote(n)).cast(kind).alias(f"s{i}") for i, (n, kind) in enumerate(self.sequence.items())]
@@ -206,19 +213,26 @@ class Tombstones:
         """
         batch = source.select(*self._key_columns(), self.sequence_column(), SOURCE_ID)
         remembered = self.read(files)
-        if sum(file.num_rows for file in files) <= MAX_BROADCAST_TOMBSTONES:
+        number = sum(file.num_rows for file in files)
+        is_distinct = number <= MAX_UNSHUFFLED_TOMBSTONES
+        if is_distinct:
+            # One of each key, in one part, so that neither this nor what is found of the batch has to be shuffled.
+            newest_of_key = F.max("sequence").alias("sequence")
+            remembered = remembered.coalesce(1).groupBy(*self._key_names).agg(newest_of_key)
+        if number <= MAX_BROADCAST_TOMBSTONES:
             remembered = F.broadcast(remembered)
         ours, theirs = remembered.alias("ours"), batch.alias("theirs")
         condition = F.col("theirs.sequence") < F.col("ours.sequence") if only_older else F.lit(True)
         for number in range(len(self.keys)):
             one, other = F.col(f"ours.k{number}"), F.col(f"theirs.k{number}")
             condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
-        newest = F.max("ours.sequence")
-        return (
-            theirs.join(ours, condition)
-            .groupBy(SOURCE_ID)
-            .agg(newest.alias(DELETED), (F.first("theirs.sequence") < newest).alias(IS_OUTDATED))
-        )
+        found, deleted = theirs.join(ours, condition), F.col("ours.sequence")
+        if is_distinct:
+            is_outdated = F.col("theirs.sequence") < deleted
+            return found.select(SOURCE_ID, deleted.alias(DELETED), is_outdated.alias(IS_OUTDATED))
+        newest = F.max(deleted)
+        is_outdated = F.first("theirs.sequence") < newest
+        return found.groupBy(SOURCE_ID).agg(newest.alias(DELETED), is_outdated.alias(IS_OUTDATED))
 
     def is_undecidable(self, state: TombstoneState) -> Column:
         """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
@@ -310,7 +324,7 @@ class Tombstones:
         """Write the newest tombstone of each key to one file, and all that hold values."""
         has_moved = "moved" in rows.columns
         plain = rows.where("moved IS NULL") if has_moved else rows
-        newest = plain.groupBy(*[f"k{number}" for number in range(len(self.keys))]).agg(
+        newest = plain.groupBy(*self._key_names).agg(
             F.max("sequence").alias("sequence"),
             F.max_by("deleted_ms", F.struct("sequence", "deleted_ms")).alias("deleted_ms"),
         )

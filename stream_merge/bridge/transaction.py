@@ -192,6 +192,14 @@ class Transaction:
         """
         return self.handle.writeFiles(frame._jdf)
 
+    def delete_new_files(self, new_files: Any) -> None:
+        """Delete files that `write` wrote and that no commit will name."""
+        operations = java_class(self.jvm, "org.apache.spark.sql.delta.util.DeltaFileOperations")
+        for action in file_actions(self.jvm, new_files):
+            if "add" in action:
+                path = operations.absolutePath(self.table.root, action["add"]["path"])
+                path.getFileSystem(self.table.log.newDeltaHadoopConf()).delete(path, False)
+
     def overwrite(self, frame: DataFrame, *, overwrite_schema: bool) -> Any:
         """Write the frame as the new contents of the table through Delta's own command, which checks and casts the schema.
 

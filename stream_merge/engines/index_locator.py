@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.statement import FILE, ROW
+from stream_merge.bridge.statement import ROW
 from stream_merge.clauses import When
 from stream_merge.engines.job import ACTION, MergeJob, first_applying
-from stream_merge.engines.locate import HASHED_TYPES, FileMatches
+from stream_merge.engines.locate import HASHED_TYPES
+from stream_merge.engines.pairs import Located, Pairs, by_checksum, checksum_column, matches_of
 from stream_merge.files import DataFile
 from stream_merge.key_index import MAX_ROWS
 from stream_merge.statement import quote
@@ -63,11 +62,11 @@ def _reset(job: MergeJob) -> None:
     job.index.reset((job.transaction.metadata["id"], job.resolved.key_pairs))
 
 
-def find_matches_by_index(job: MergeJob) -> list[FileMatches] | None:
-    """Do what `find_matches_among_all` does, by the index.
+def find_matches_by_index(job: MergeJob) -> Located | None:
+    """Do what `find_pairs` does, by the index.
 
     Returns:
-        None when rows match several times, where it takes a join to tell the keys, or when files can't be told apart.
+        None when a target row matches several times, where it takes a join to tell the keys, or when files can't be told apart.
     """
     index = job.index
     _reset(job)
@@ -80,39 +79,9 @@ def find_matches_by_index(job: MergeJob) -> list[FileMatches] | None:
         return None
     batch = _hashes_of_batch(job)
     probes, numbers, rows = index.look_up(_unsigned(batch["high"]), _unsigned(batch["low"]))
-    actions = np.asarray(batch["action"])[probes]
-    paths = index.paths()
-    found = []
-    for number in np.unique(numbers):
-        file = files.get(paths.get(int(number), ""))
-        if file is not None:
-            in_file = numbers == number
-            matches = _matches_in_file(job, file, rows[in_file], actions[in_file])
-            if matches is None:
-                return None
-            if matches.num_changed_rows:
-                found.append(matches)
-    return found
-
-
-def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches | None:
-    deleted = job.deleted_rows(file)
-    by_clause = {
-        number: BitMap64(rows[actions == number].astype(np.uint64)) - deleted for number, _ in job.clauses(When.MATCHED)
-    }
-    # Counted over all matches, whether a clause applies or not, as the cardinality check wants it.
-    live = [row for row in rows.tolist() if row not in deleted] if deleted else rows.tolist()
-    if len(set(live)) != len(live):
-        return None
-    changed = BitMap64().union(*by_clause.values())
-    return FileMatches(
-        file=file,
-        num_matches=len(live),
-        num_matched_rows=len(live),
-        num_changed_rows=len(changed),
-        changed_rows=changed,
-        num_by_clause={number: len(positions) for number, positions in by_clause.items()},
-    )
+    pairs = Pairs(numbers.astype(np.int64), rows.astype(np.int64), probes, batch["action"].to_numpy()[probes])
+    by_number = {number: files[path] for number, path in index.paths().items() if path in files}
+    return matches_of(job, pairs, by_number, "index")
 
 
 def _hash_columns(frame: DataFrame, names: Sequence[str]) -> tuple[Column, Column]:
@@ -131,22 +100,22 @@ def _has_key(frame: DataFrame, names: Sequence[str]) -> Column:
 def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     if not unknown:
         return True
-    root = job.transaction.table.root.rstrip("/")
-    by_checksum = {zlib.crc32(f"{root}/{file.path}".encode()): file.path for file in unknown}
-    if len(by_checksum) != len(unknown):
+    files = by_checksum(job, unknown)
+    if files is None:
         return False
     names = [pair.target for pair in job.resolved.key_pairs]
     target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
     high, low = _hash_columns(target, names)
     entries = target.where(_has_key(target, names)).select(
-        F.crc32(F.col(FILE)).alias("file"), F.col(ROW).alias("row"), high.alias("high"), low.alias("low")
+        checksum_column(), F.col(ROW).alias("row"), high.alias("high"), low.alias("low")
     )
     table = entries.toArrow()
     checksums = table["file"].to_numpy()
-    if not set(np.unique(checksums).tolist()) <= by_checksum.keys():
+    if not set(np.unique(checksums).tolist()) <= files.keys():
         return False
     high_values, low_values = _unsigned(table["high"]), _unsigned(table["low"])
-    job.index.add(by_checksum, checksums, table["row"].to_numpy(), high_values, low_values)
+    paths = {number: file.path for number, file in files.items()}
+    job.index.add(paths, checksums, table["row"].to_numpy(), high_values, low_values)
     return True
 
 

@@ -42,6 +42,7 @@ class FileMatches:
         changed_rows: Their positions; None where positions are not known.
         num_by_clause: Rows (pairs, where a row matches several times) by number of the clause.
         num_unchanged_rows: Rows that an update applies to and would not change; they are in none of the numbers of changed rows.
+        sources: Numbers of the source rows that match; None where they were not asked for.
     """
 
     file: DataFile
@@ -51,6 +52,7 @@ class FileMatches:
     changed_rows: BitMap64 | None
     num_by_clause: Mapping[int, int]
     num_unchanged_rows: int = 0
+    sources: BitMap64 | None = None
 
 
 def joined_rows(
@@ -102,13 +104,16 @@ def join_condition(job: MergeJob, target: DataFrame, source: DataFrame) -> Colum
     return (hash_of_target == hash_of_source) & F.coalesce(job.resolved.condition, F.lit(False))
 
 
-def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> list[FileMatches]:
+def find_matches(
+    job: MergeJob, rows: DataFrame, *, with_positions: bool, with_sources: bool = False
+) -> list[FileMatches]:
     """Run the join and return what it found in each file.
 
     Args:
         job: The merge.
         rows: Frame with `FILE`, `ROW`, `SOURCE_ID` (null without a match) and `ACTION`.
         with_positions: Whether the bitmaps of changed rows are wanted. One bitmap for each touched file comes to the driver.
+        with_sources: Whether those of source rows are, too.
 
     Raises:
         AmbiguousMatchError: Several source rows match one target row.
@@ -124,6 +129,8 @@ def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> lis
         aggregates.append(_collected(bitmap(spark, matched), with_positions=False).alias("matched"))
     aggregates += [F.count(F.when(F.col(ACTION) == n, 1)).alias(f"clause_{n}") for n in existing]
     aggregates.append(F.count(F.when(F.col(ACTION) == UNCHANGED, 1)).alias("unchanged"))
+    if with_sources:
+        aggregates.append(_collected(bitmap(spark, F.col(SOURCE_ID)), with_positions=True).alias("sources"))
     reached("locating")
     collected = job.summarized(rows.groupBy(FILE).agg(*aggregates)).collect()
     root = job.transaction.table.root
@@ -136,61 +143,12 @@ def find_matches(job: MergeJob, rows: DataFrame, *, with_positions: bool) -> lis
             changed_rows=deserialize(bytes(row["changed"]["bitmap"])) if with_positions else None,
             num_by_clause={n: row[f"clause_{n}"] for n in existing},
             num_unchanged_rows=row["unchanged"],
+            sources=deserialize(bytes(row["sources"]["bitmap"])) if with_sources else None,
         )
         for row in collected
     ]
     if job.check_cardinality and not _is_single_unconditional_delete(job):
         _check_cardinality(job, rows, found)
-    return found
-
-
-def find_matches_among_all(job: MergeJob, rows: DataFrame) -> list[FileMatches] | None:
-    """Do what `find_matches` does on rows of which some are deleted already, and leave those out here.
-
-    To read a file without its deletion vector takes half the time, and the vector is needed here anyway.
-
-    Args:
-        job: The merge; it has MATCHED clauses only, besides inserts.
-        rows: As for `find_matches`, with deleted rows among them.
-
-    Returns:
-        None when rows match several times, where it takes the live rows to tell whether that is an error.
-    """
-    spark = rows.sparkSession
-    numbers = [n for n, _ in job.clauses(When.MATCHED)]
-
-    def summary() -> tuple[Column, list[Column]]:
-        bitmaps = [
-            _collected(bitmap(spark, F.when(F.col(ACTION) == n, F.col(ROW))), with_positions=True).alias(f"rows_{n}")
-            for n in numbers
-        ]
-        all_rows = _collected(bitmap(spark, F.col(ROW)), with_positions=False).alias("matched")
-        return F.col(FILE), [F.count(F.lit(1)).alias("matches"), all_rows, *bitmaps]
-
-    reached("locating")
-    file_column, aggregates = job.resolved.once("matches among all", summary)
-    collected = job.summarized(rows.groupBy(file_column).agg(*aggregates)).collect()
-    if any(row["matches"] != row["matched"]["cardinality"] for row in collected):
-        return None
-    root = job.transaction.table.root
-    found = []
-    for row in collected:
-        file = job.files.find(row[FILE], root)
-        by_clause = {n: deserialize(bytes(row[f"rows_{n}"]["bitmap"])) for n in numbers}
-        deleted = job.deleted_rows(file)
-        by_clause = {n: positions - deleted for n, positions in by_clause.items()}
-        changed = BitMap64().union(*by_clause.values())
-        if changed:
-            found.append(
-                FileMatches(
-                    file=file,
-                    num_matches=len(changed),
-                    num_matched_rows=len(changed),
-                    num_changed_rows=len(changed),
-                    changed_rows=changed,
-                    num_by_clause={n: len(positions) for n, positions in by_clause.items()},
-                )
-            )
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from pyroaring import BitMap64
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -38,12 +39,12 @@ from stream_merge.engines.locate import (
     FileMatches,
     count_source_rows,
     find_matches,
-    find_matches_among_all,
     has_unmatched_rows,
     joined_rows,
     key_columns,
     sum_by_clause,
 )
+from stream_merge.engines.pairs import MAX_SOURCE_ROWS, Located, find_pairs
 from stream_merge.files import DataFile
 from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
@@ -63,7 +64,8 @@ def stage(job: MergeJob) -> Staged:
 def _stage_independent(job: MergeJob) -> Staged:
     """Write the new rows while the old ones are looked up: what is written is the same whether a row matches or not.
 
-    Only key columns of the target are read. The written files are good for every attempt to commit.
+    Only key columns of the target are read. The written files are good for every attempt to commit. Where the target has
+    several rows of one key, each of them is to become a new row, and what was written is thrown away.
     """
     spark = job.source.rows.sparkSession
     reusable = job.written
@@ -74,12 +76,15 @@ def _stage_independent(job: MergeJob) -> Staged:
             reached("writing")
             writing = stack.enter_context(Alongside(spark, f"{job.batch}: write", lambda: job.transaction.write(rows)))
         with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
-            found, locator = _located(job)
+            located = _located(job)
         if writing is not None:
             with job.timer.phase("stage"):
                 reusable = writing.result()
+    if not located.is_one_to_one:
+        job.transaction.delete_new_files(reusable)
+        return _stage_dependent(job)
     with job.timer.phase("stage"):
-        staged = _delete_changed(job, found)
+        staged = _delete_changed(job, located.found)
         written, num_rows = count_written(job, reusable)
         updated = staged.counts["num_target_rows_updated"]
         total = job.source.num_independent_rows if num_rows is None else num_rows
@@ -87,27 +92,26 @@ def _stage_independent(job: MergeJob) -> Staged:
         staged.counts["num_target_rows_inserted"] = total - updated
         staged.changes.new_files.append(reusable)
         staged.reusable = reusable
-        staged.locator = locator
+        staged.locator = located.locator
     return staged
 
 
-def _located(job: MergeJob) -> tuple[list[FileMatches], str]:
+def _located(job: MergeJob) -> Located:
     """Return the matches, and how they were found."""
     if not job.candidates:
-        return [], "scan"
+        return Located([], is_one_to_one=True, locator="scan")
     is_wanted = is_worthwhile(job) if job.locator is None else job.locator == "index"
-    if is_wanted and is_indexable(job):
-        by_index = find_matches_by_index(job)
-        if by_index is not None:
-            return by_index, "index"
-    everything = job.resolved.target(job.transaction, [f.undeleted for f in job.candidates], with_rows=True)
-    columns = job.resolved.once("file and row", lambda: [F.col(FILE), F.col(ROW)])
-    found = find_matches_among_all(job, joined_rows(job, everything, columns))
-    if found is not None:
-        return found, "scan"
+    located = find_matches_by_index(job) if is_wanted and is_indexable(job) else None
+    if located is None and job.source.num_rows <= MAX_SOURCE_ROWS:
+        located = find_pairs(job)
+    if located is not None:
+        return located
     target = _target(job, job.candidates)
     rows = joined_rows(job, target, [FILE, ROW, SOURCE_ID, *key_columns(job, target)])
-    return find_matches(job, rows, with_positions=True), "scan"
+    found = find_matches(job, rows, with_positions=True, with_sources=True)
+    sources = BitMap64().union(*[matches.sources for matches in found if matches.sources is not None])
+    is_one_to_one = sum(matches.num_matches for matches in found) == len(sources)
+    return Located(found, is_one_to_one, "scan")
 
 
 def _independent_rows(job: MergeJob) -> DataFrame:

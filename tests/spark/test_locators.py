@@ -5,7 +5,10 @@ import random
 import pytest
 
 from stream_merge import AmbiguousMatchError, merge_sink
-from stream_merge.engines import index_locator
+from stream_merge.engines import index_locator, merge_on_read
+from tests.spark.delta_log import actions_of, latest_version, row_metrics
+from tests.spark.delta_merge import copy_table, merge_with_delta
+from tests.spark.tables import files_below
 
 KEYS = {"string": str, "bigint": int, "date": lambda key: f"{1970 + key // 300}-01-{key % 28 + 1:02d}"}
 
@@ -46,6 +49,43 @@ def test_each_batch_is_what_a_dictionary_makes_of_it(spark, create_table, locato
             spark.createDataFrame(more, f"k {key_type}, v bigint").write.format("delta").mode("append").save(path)
             expected |= dict(more)
     assert {row["k"]: row["v"] for row in spark.read.format("delta").load(path).collect()} == expected
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("way", ["scan", "index", "scan of a large batch", "copy_on_write"])
+def test_each_row_of_a_key_becomes_a_new_row(spark, create_table, create_source, read_rows, tmp_path, monkeypatch, way):
+    """Delta's MERGE updates every row that a change matches; the rows of a key are in one file and in several."""
+    if way == "scan of a large batch":
+        monkeypatch.setattr(merge_on_read, "MAX_SOURCE_ROWS", 0)
+    schema = "k bigint, v bigint"
+    path = create_table(schema, [(1, 1), (3, 3)], deletion_vectors=way != "copy_on_write")
+    more = spark.createDataFrame([(1, 2), (1, 3), (4, 4), (4, 5), (7, 7)], schema)
+    more.coalesce(1).write.format("delta").mode("append").save(path)
+    # A deleted row is none.
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE v IN (3, 5)")
+    copy = copy_table(path, str(tmp_path / "copy"))
+    sink = (
+        merge_sink(path, on="target.k = source.k", locator="index" if way == "index" else "scan")
+        .when_matched_delete(condition="source.v < 0")
+        .when_matched_update_all()
+        .when_not_matched_insert_all(condition="source.v >= 0")
+    )
+    for batch in ([(1, 9), (4, 8), (5, 5)], [(4, 7), (6, 6), (9, -1)], [(1, -1), (7, 70), (8, 8)], [(7, 71)]):
+        source = create_source(schema, batch)
+        result = sink.merge(source)
+        merge_with_delta(sink, copy, source)
+        assert sorted(map(tuple, read_rows(path))) == sorted(map(tuple, read_rows(copy)))
+        metrics, of_delta = row_metrics(path, result.version), row_metrics(copy, latest_version(copy))
+        if way == "copy_on_write":
+            # How many rows lie beside changed ones depends on the files that earlier merges wrote.
+            for counts in (metrics, of_delta):
+                del counts["numTargetRowsCopied"], counts["numOutputRows"]
+        assert metrics == of_delta
+        if len(batch) == 3 and batch[0][0] == 4 and way == "index":
+            assert result.locator == "index"
+    # What was written in vain is gone.
+    named = {file["path"] for version in range(latest_version(path) + 1) for file in actions_of(path, version, "add")}
+    assert {file for file in files_below(path) if file.endswith(".parquet") and "_delta_log" not in file} == named
 
 
 @pytest.mark.parametrize("locator", ["scan", "index"])

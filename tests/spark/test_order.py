@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from stream_merge import MergeSink, merge_sink
+from stream_merge import MergeSink, merge_sink, tombstones
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
 from stream_merge.sequence import SEQUENCE
@@ -168,6 +168,21 @@ class TestTombstones:
         assert len(folder_names(path)) == 1
         late = keyed(path).merge(create_source(SCHEMA, [(1, "old", 4, "u"), (2, "new", 4, "u")]))
         assert (late.num_outdated_rows, read_rows(path)) == (1, [Row(id=2, v="new", seq=4)])
+
+    @pytest.mark.parametrize("limit", [tombstones.MAX_UNSHUFFLED_TOMBSTONES, 1])
+    def test_keys_that_were_deleted_several_times(self, create_table, create_source, read_rows, monkeypatch, limit):
+        monkeypatch.setattr(tombstones, "MAX_UNSHUFFLED_TOMBSTONES", limit)
+        path = create_table(TARGET, [(1, "a", 1), (2, "b", 1), (3, "c", 1)])
+        sink = keyed(path, null_keys="match")
+        for sequence in (5, 9, 7):
+            sink.merge(create_source(SCHEMA, [(1, None, sequence, "d"), (None, None, sequence, "d")]))
+        batch = [(1, "old", 8, "u"), (None, "old", 6, "u"), (2, "new", 2, "u"), (4, "d", 1, "u")]
+        late = sink.merge(create_source(SCHEMA, batch))
+        assert (late.num_outdated_rows, late.num_target_rows_inserted, late.num_target_rows_updated) == (2, 1, 1)
+        kept = [Row(id=2, v="new", seq=2), Row(id=3, v="c", seq=1), Row(id=4, v="d", seq=1)]
+        assert read_rows(path) == kept
+        newer = sink.merge(create_source(SCHEMA, [(1, "back", 10, "u"), (None, "back", 10, "u")]))
+        assert (newer.num_outdated_rows, newer.num_target_rows_inserted) == (0, 2)
 
     def test_another_configuration_is_refused(self, create_table, create_source, read_rows):
         path = create_table("id INT, v STRING, seq BIGINT, at BIGINT")

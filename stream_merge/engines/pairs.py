@@ -1,0 +1,152 @@
+"""Pairs of a target row and a source row on the driver, where a batch is small enough that all of its pairs come there."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.sessions import planned_at_once
+from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
+from stream_merge.clauses import When
+from stream_merge.engines.job import ACTION, MergeJob
+from stream_merge.engines.locate import FileMatches, joined_rows
+from stream_merge.files import DataFile
+from stream_merge.steps import reached
+
+MAX_SOURCE_ROWS = 250_000
+"""Up to so many source rows their pairs are collected: with a few dead versions of each row some 20 MB."""
+
+Integers: TypeAlias = "NDArray[np.int64]"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """One entry for each pair.
+
+    Attributes:
+        files: Number of the target row's file.
+        rows: Position of the target row in it.
+        sources: Number of the source row.
+        actions: Number of the clause that applies; a negative number where none does.
+    """
+
+    files: Integers
+    rows: Integers
+    sources: Integers
+    actions: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The matches of a batch.
+
+    Attributes:
+        found: What there is in each file that changes.
+        is_one_to_one: Whether no source row matches several target rows.
+        locator: How they were found.
+    """
+
+    found: Sequence[FileMatches]
+    is_one_to_one: bool
+    locator: str
+
+
+def checksum_column() -> Column:
+    """Return a number of a row's file for `by_checksum`: in place of its name, which is long."""
+    return F.crc32(F.col(FILE)).alias("file")
+
+
+def by_checksum(job: MergeJob, files: Sequence[DataFile]) -> dict[int, DataFile] | None:
+    """Return files by what `checksum_column` gives for their rows; None if two files share one."""
+    root = job.transaction.table.root.rstrip("/")
+    named = {zlib.crc32(f"{root}/{file.path}".encode()): file for file in files}
+    return named if len(named) == len(files) else None
+
+
+def find_pairs(job: MergeJob) -> Located | None:
+    """Join the candidate files with the batch, rows that are deleted already among them, and leave those out here.
+
+    To read a file without its deletion vector takes half the time, and the vector is needed here anyway.
+
+    Args:
+        job: The merge; it has MATCHED clauses only, besides inserts.
+
+    Returns:
+        None when a target row matches several times, where it takes a join to tell the keys, or when files can't be told apart.
+    """
+    files = by_checksum(job, job.candidates)
+    if files is None:
+        return None
+    target = job.resolved.target(job.transaction, [file.undeleted for file in job.candidates], with_rows=True)
+    columns = job.resolved.once(
+        "pairs", lambda: [checksum_column(), F.col(ROW).alias("row"), F.col(SOURCE_ID).alias("source")]
+    )
+    reached("locating")
+    table = _with_action(planned_at_once(joined_rows(job, target, columns))).toArrow()
+    numbers = table["file"].to_numpy()
+    if not set(np.unique(numbers).tolist()) <= files.keys():
+        return None
+    rows, sources, actions = (table[name].to_numpy() for name in ("row", "source", "action"))
+    return matches_of(job, Pairs(numbers, rows, sources, actions), files, "scan")
+
+
+def _with_action(rows: DataFrame) -> DataFrame:
+    return rows.select("file", "row", "source", F.coalesce(ACTION, F.lit(-1)).cast("int").alias("action"))
+
+
+def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locator: str) -> Located | None:
+    """Return what pairs mean for the files, without those of rows that are deleted already.
+
+    Args:
+        job: The merge.
+        pairs: The pairs. Those of files without an entry in `files` do not count.
+        files: The files by number.
+        locator: How the pairs were found.
+
+    Returns:
+        None when a target row matches several times.
+    """
+    found = []
+    live_sources = []
+    for number in np.unique(pairs.files).tolist():
+        file = files.get(number)
+        if file is None:
+            continue
+        in_file = pairs.files == number
+        rows, sources, actions = pairs.rows[in_file], pairs.sources[in_file], pairs.actions[in_file]
+        deleted = job.deleted_rows(file)
+        if deleted:
+            live = BitMap64(rows.astype(np.uint64)) - deleted
+            is_live = np.isin(rows, np.fromiter(live, dtype=np.int64, count=len(live)))
+            rows, sources, actions = rows[is_live], sources[is_live], actions[is_live]
+        positions = BitMap64(rows.astype(np.uint64))
+        if len(positions) != len(rows):
+            return None
+        live_sources.append(sources)
+        matches = _matches_in_file(job, file, rows, actions)
+        if matches.num_changed_rows:
+            found.append(matches)
+    all_sources: Any = np.concatenate(live_sources) if live_sources else np.empty(0, np.int64)
+    return Located(found, len(np.unique(all_sources)) == len(all_sources), locator)
+
+
+def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches:
+    by_clause = {n: BitMap64(rows[actions == n].astype(np.uint64)) for n, _ in job.clauses(When.MATCHED)}
+    changed = BitMap64().union(*by_clause.values())
+    # Counted over all matches, whether a clause applies or not, as the cardinality check wants it.
+    return FileMatches(
+        file=file,
+        num_matches=len(rows),
+        num_matched_rows=len(rows),
+        num_changed_rows=len(changed),
+        changed_rows=changed,
+        num_by_clause={number: len(positions) for number, positions in by_clause.items()},
+    )
