@@ -67,7 +67,9 @@ def checksum_column() -> Column:
 def by_checksum(job: MergeJob, files: Sequence[DataFile]) -> dict[int, DataFile] | None:
     """Return files by what `checksum_column` gives for their rows; None if two files share one."""
     root = job.transaction.table.root.rstrip("/")
-    named = {zlib.crc32(f"{root}/{file.path}".encode()): file for file in files}
+    # The log of a shallow clone names the files of its source by whole URIs.
+    uris = [file.path if ":/" in file.path else f"{root}/{file.path}" for file in files]
+    named = {zlib.crc32(uri.encode()): file for uri, file in zip(uris, files, strict=True)}
     return named if len(named) == len(files) else None
 
 

@@ -102,6 +102,17 @@ def test_two_changes_of_one_row_are_refused_and_of_a_deleted_row_are_not(spark, 
     assert sorted(map(tuple, rows)) == [(1, 1), (2, 8), (2, 9), (3, 3), (4, 4)]
 
 
+def test_the_index_knows_the_files_of_a_shallow_clone(spark, create_table, create_source, read_rows, tmp_path):
+    source = create_table("k bigint, v bigint", [(1, 1), (2, 2)], deletion_vectors=True)
+    clone = str(tmp_path / "clone")
+    spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
+    sink = merge_sink(clone, keys="k", locator="index")
+    for value in (5, 6):
+        result = sink.merge(create_source("k bigint, v bigint", [(2, value), (value, value)]))
+        assert (result.locator, result.num_target_rows_updated) == ("index", 1)
+    assert sorted(map(tuple, read_rows(clone))) == [(1, 1), (2, 6), (5, 5), (6, 6)]
+
+
 def test_the_index_is_not_asked_where_it_cannot_answer(spark, create_table):
     path = create_table("k bigint, v double", [(1, 1.0), (None, 0.0)], deletion_vectors=True)
     batch = spark.createDataFrame([(1, 2.0), (None, -0.0)], "k bigint, v double")
