@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,15 +38,15 @@ class Position:
     change: tuple[object, ...]
 
 
-def write_replay(log: Path, directory: Path, *, num_micro_batches: int) -> Replay:
-    """Write the log's records, in their order, to about equal files, unless the directory holds them already.
+def write_replay(log: Path, directory: Path, *, tables: Collection[str], num_micro_batches: int) -> Replay:
+    """Write the log's records of some tables, in their order, to about equal files, unless the directory holds them already.
 
     A file ends only where every later change of the same worker run has a higher position in PostgreSQL's log. So a
     micro-batch has both halves of a changed primary key, and no change from before a TRUNCATE comes in a later
     micro-batch than it: a TRUNCATE becomes a delete of each row that the table has, and of no other key.
     """
     with gzip.open(log, "rt", encoding="utf-8", newline="\n") as lines:
-        records = list(lines)
+        records = [line for line in lines if json.loads(line)["topic"].rpartition(".")[2] in tables]
     positions = [_read_position(record) for record in records]
     cuts = _choose_cuts(positions, num_micro_batches)
     changes = [position.change for position in positions if position is not None]

@@ -110,7 +110,7 @@ ORDER_ITEMS = CapturedTable(
     placeholders={},
     has_deletion_vectors=False,
 )
-TABLES = (CUSTOMERS, ORDERS, ORDER_ITEMS)
+CAPTURED_TABLES = {table.name: table for table in (CUSTOMERS, ORDER_ITEMS, ORDERS)}
 
 
 def decode_changes(records: DataFrame, table: CapturedTable) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from demo.replay import Replay
-from demo.shop import OLD_KEY, RECORD_SCHEMA, TABLES, UNAVAILABLE, CapturedTable, decode_changes
+from demo.shop import OLD_KEY, RECORD_SCHEMA, UNAVAILABLE, CapturedTable, decode_changes
 from demo.toast import carry_values, follow_key_moves
 from stream_merge import MergeResult, MergeSink, merge_sink
 
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def create_tables(spark: SparkSession, root: Path) -> None:
+def create_tables(spark: SparkSession, root: Path, tables: Iterable[CapturedTable]) -> None:
     """Create the Delta tables that are missing."""
-    for table in TABLES:
+    for table in tables:
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS delta.`{root / table.name}` ({table.schema}) USING delta "
             f"TBLPROPERTIES ('delta.enableDeletionVectors' = '{str(table.has_deletion_vectors).lower()}')"
         )
 
 
-def make_sinks(root: Path, on_result: Callable[[MergeResult], None]) -> dict[str, MergeSink]:
-    """Return the sink of each table."""
-    return {table.name: _make_sink(root, table, on_result) for table in TABLES}
+def make_sinks(
+    root: Path, tables: Iterable[CapturedTable], on_result: Callable[[MergeResult], None]
+) -> list[tuple[CapturedTable, MergeSink]]:
+    """Return the tables, each with its sink."""
+    return [(table, _make_sink(root, table, on_result)) for table in tables]
 
 
 def _make_sink(root: Path, table: CapturedTable, on_result: Callable[[MergeResult], None]) -> MergeSink:
@@ -51,7 +53,7 @@ def _make_sink(root: Path, table: CapturedTable, on_result: Callable[[MergeResul
 def start_query(
     spark: SparkSession,
     replay: Replay,
-    sinks: Mapping[str, MergeSink],
+    sinks: Sequence[tuple[CapturedTable, MergeSink]],
     *,
     checkpoint: Path,
     on_micro_batch: Callable[[int, Mapping[str, int]], None],
@@ -61,7 +63,7 @@ def start_query(
     Args:
         spark: The session.
         replay: The log.
-        sinks: The sink of each table.
+        sinks: The tables, each with its sink.
         checkpoint: The query's checkpoint.
         on_micro_batch: Called after each micro-batch with its id and the number of changes of each table.
     """
@@ -70,9 +72,13 @@ def start_query(
         cached = [records.persist()]
         try:
             num_changes = {}
-            for table, summary in _summarize(records):
+            summaries = _summarize(records)
+            for table, sink in sinks:
+                if table.name not in summaries:
+                    continue
+                summary = summaries[table.name]
                 changes = decode_changes(records, table)
-                target = records.sparkSession.read.format("delta").load(sinks[table.name].config.target)
+                target = records.sparkSession.read.format("delta").load(sink.config.target)
                 if summary["has_truncate"]:
                     changes = replace_truncate_by_deletes(changes, target, table)
                 if summary["has_unavailable"]:
@@ -80,7 +86,7 @@ def start_query(
                 if summary["has_unavailable_in_move"]:
                     cached.append(changes.persist())
                     changes = follow_key_moves(changes, target, table)
-                sinks[table.name](changes, batch_id)
+                sink(changes, batch_id)
                 num_changes[table.name] = summary["num_changes"]
             on_micro_batch(batch_id, num_changes)
         finally:
@@ -97,8 +103,8 @@ def start_query(
     )
 
 
-def _summarize(records: DataFrame) -> list[tuple[CapturedTable, dict[str, int]]]:
-    """Return for each table that the micro-batch changes what there is to be done for it."""
+def _summarize(records: DataFrame) -> dict[str, dict[str, int]]:
+    """Return for each table that the micro-batch changes, by its name, what there is to be done for it."""
     has_unavailable = F.col("value").contains(UNAVAILABLE)
     rows = (
         records.where("value IS NOT NULL")
@@ -111,8 +117,7 @@ def _summarize(records: DataFrame) -> list[tuple[CapturedTable, dict[str, int]]]
         )
         .collect()
     )
-    summaries = {row["name"]: row.asDict() for row in rows}
-    return [(table, summaries[table.name]) for table in TABLES if table.name in summaries]
+    return {row["name"]: row.asDict() for row in rows}
 
 
 def replace_truncate_by_deletes(changes: DataFrame, target: DataFrame, table: CapturedTable) -> DataFrame:

@@ -64,7 +64,7 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
             lines.append(f"            by {resolved.target_predicates.mkString(', ')}")
         is_early = (
             plan.strategy is Strategy.MERGE_ON_READ
-            and independent_rows(resolved.clauses) is not None
+            and independent_rows(resolved.clauses, keeps_order=config.keeps_order) is not None
             and not has_change_feed(transaction.properties)
             and not config.skip_unchanged
         )

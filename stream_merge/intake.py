@@ -203,7 +203,10 @@ class Intake:
         Raises:
             NullKeyError: Keys are null and `null_keys` is error.
         """
-        independence = resolved.once("independence", lambda: independent_rows(resolved.clauses))
+        keeps_order = self.ordered.keeps_order
+        independence = resolved.once(
+            "independence", lambda: independent_rows(resolved.clauses, keeps_order=keeps_order)
+        )
         columns = transaction.partition_columns
         return measured(rows, self.ordered, resolved, columns, independence, memory, self.partial, self.name)
 

@@ -293,6 +293,7 @@ class MicroBatch:
                         check_cardinality=self.config.check_cardinality,
                         skip_unchanged=self.config.skip_unchanged,
                         keeps_order=self.config.keeps_order,
+                        expects_newer_rows=self.state.had_newer_rows,
                         has_change_feed=has_change_feed(transaction.properties),
                         batch=self.name,
                         timer=self.timer,
@@ -301,6 +302,7 @@ class MicroBatch:
                 )
         staged.counts |= count_skipping(files.all(), candidates)
         staged.counts |= source.counts
+        self.state.had_newer_rows = bool(staged.counts.get("num_stale_rows"))
         if self.memory is not None:
             self._remember(self.memory, staged, transaction, source)
         return staged

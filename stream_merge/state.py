@@ -37,10 +37,12 @@ class SinkState:
     Attributes:
         lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
         app_id: Under which application id the last micro-batch was committed.
+        had_newer_rows: Whether rows of the target were newer than their changes in the last batch.
     """
 
     lock: Any = field(default_factory=RLock)
     app_id: str | None = None
+    had_newer_rows: bool = False
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)

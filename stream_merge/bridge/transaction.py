@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.jvm import (
+    JVM_ERRORS,
     actions,
     items,
     java_class,
@@ -28,6 +30,8 @@ from stream_merge.bridge.sessions import snapshot_partitions
 
 if TYPE_CHECKING:
     from stream_merge.bridge.table import Table
+
+logger = logging.getLogger("stream_merge")
 
 
 @dataclass(slots=True)
@@ -193,12 +197,15 @@ class Transaction:
         return self.handle.writeFiles(frame._jdf)
 
     def delete_new_files(self, new_files: Any) -> None:
-        """Delete files that `write` wrote and that no commit will name."""
+        """Delete files that `write` wrote and that no commit will name; where that fails they are left for VACUUM."""
         operations = java_class(self.jvm, "org.apache.spark.sql.delta.util.DeltaFileOperations")
         for action in file_actions(self.jvm, new_files):
             if "add" in action:
-                path = operations.absolutePath(self.table.root, action["add"]["path"])
-                path.getFileSystem(self.table.log.newDeltaHadoopConf()).delete(path, False)
+                try:
+                    path = operations.absolutePath(self.table.root, action["add"]["path"])
+                    path.getFileSystem(self.table.log.newDeltaHadoopConf()).delete(path, False)
+                except JVM_ERRORS as error:
+                    logger.warning("%s: a file is left for VACUUM: %s", self.table.name, error)
 
     def overwrite(self, frame: DataFrame, *, overwrite_schema: bool) -> Any:
         """Write the frame as the new contents of the table through Delta's own command, which checks and casts the schema.

@@ -27,12 +27,13 @@ MAX_UNFAMILIAR_ROWS = 100_000
 
 
 def is_indexable(job: MergeJob) -> bool:
-    """Whether the index can answer: the merge condition is equality of columns whose hashes are comparable."""
+    """Whether the index can answer: all it takes of the target are columns that are equal, whose hashes are comparable."""
     pairs = job.resolved.key_pairs
     return (
         bool(pairs)
         and len(pairs) == job.resolved.num_conjuncts
         and all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
+        and all(clause.is_condition_source_only for _, clause in job.clauses(When.MATCHED))
         and job.is_broadcast
         and _num_rows(job.candidates) <= MAX_ROWS
     )

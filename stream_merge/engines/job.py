@@ -49,6 +49,7 @@ class MergeJob:
         check_cardinality: Whether several matches of one target row are an error.
         skip_unchanged: Whether an update that changes nothing is left out.
         keeps_order: Whether the clauses are the default ones of a sink with a sequence.
+        expects_newer_rows: Whether rows of the target were newer than their changes in the batch before.
         has_change_feed: Whether the table records its change data feed.
         batch: How messages name the batch.
         timer: Takes the times of the phases.
@@ -66,6 +67,7 @@ class MergeJob:
     check_cardinality: bool
     skip_unchanged: bool
     keeps_order: bool
+    expects_newer_rows: bool
     has_change_feed: bool
     batch: str
     timer: PhaseTimer

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from pyroaring import BitMap64
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
-from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
+from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, ResolvedClause
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import VectorWriter, delete_rows, remove_file
 from stream_merge.engines import change_feed
@@ -56,7 +56,8 @@ OLD = "_stream_merge_old_{}"
 def stage(job: MergeJob) -> Staged:
     """Stage a merge on a table with deletion vectors."""
     needs_old_rows = job.has_change_feed or job.transaction.row_tracking_columns is not None or job.skip_unchanged
-    if job.written is not None or (job.source.is_independent and not needs_old_rows):
+    is_independent = job.source.is_independent and not needs_old_rows and not job.expects_newer_rows
+    if job.written is not None or is_independent:
         return _stage_independent(job)
     return _stage_dependent(job)
 
@@ -64,8 +65,9 @@ def stage(job: MergeJob) -> Staged:
 def _stage_independent(job: MergeJob) -> Staged:
     """Write the new rows while the old ones are looked up: what is written is the same whether a row matches or not.
 
-    Only key columns of the target are read. The written files are good for every attempt to commit. Where the target has
-    several rows of one key, each of them is to become a new row, and what was written is thrown away.
+    Of the target only the key columns are read, and its sequence where order is kept. The written files are good for every
+    attempt to commit. What was written is thrown away where the target has several rows of one key, each of which is to
+    become a new row, and where one of its rows is newer than its change.
     """
     spark = job.source.rows.sparkSession
     reusable = job.written
@@ -80,7 +82,7 @@ def _stage_independent(job: MergeJob) -> Staged:
         if writing is not None:
             with job.timer.phase("stage"):
                 reusable = writing.result()
-    if not located.is_one_to_one:
+    if not located.is_one_to_one or (job.keeps_order and located.num_idle):
         job.transaction.delete_new_files(reusable)
         return _stage_dependent(job)
     with job.timer.phase("stage"):
@@ -99,7 +101,7 @@ def _stage_independent(job: MergeJob) -> Staged:
 def _located(job: MergeJob) -> Located:
     """Return the matches, and how they were found."""
     if not job.candidates:
-        return Located([], is_one_to_one=True, locator="scan")
+        return Located([], is_one_to_one=True, num_idle=0, locator="scan")
     is_wanted = is_worthwhile(job) if job.locator is None else job.locator == "index"
     located = find_matches_by_index(job) if is_wanted and is_indexable(job) else None
     if located is None and job.source.num_rows <= MAX_SOURCE_ROWS:
@@ -110,8 +112,9 @@ def _located(job: MergeJob) -> Located:
     rows = joined_rows(job, target, [FILE, ROW, SOURCE_ID, *key_columns(job, target)])
     found = find_matches(job, rows, with_positions=True, with_sources=True)
     sources = BitMap64().union(*[matches.sources for matches in found if matches.sources is not None])
-    is_one_to_one = sum(matches.num_matches for matches in found) == len(sources)
-    return Located(found, is_one_to_one, "scan")
+    num_matches = sum(matches.num_matches for matches in found)
+    num_idle = num_matches - sum(sum(matches.num_by_clause.values()) for matches in found)
+    return Located(found, num_matches == len(sources), num_idle, "scan")
 
 
 def _independent_rows(job: MergeJob) -> DataFrame:
@@ -232,21 +235,31 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
     return staged
 
 
-def independent_rows(resolved_clauses: Any) -> Any:
-    """Return the column that tells, per source row, whether what is written depends on a match; None if it may always.
+def independent_rows(resolved_clauses: Sequence[ResolvedClause], *, keeps_order: bool) -> tuple[Column, Column] | None:
+    """Return whether what is written for a source row depends on a match, and whether it is written; None if it may always.
 
     Nothing depends on a match when the conditions look at the source alone, updates and inserts write the same values, and
     a row that would be updated if it matches would be inserted if it does not.
+
+    Args:
+        resolved_clauses: The clauses.
+        keeps_order: Whether they are the default ones of a sink with a sequence. Their conditions then ask whether the row of the
+            target is newer, too, which it mostly is not.
     """
     updates = [c for c in resolved_clauses if c.clause.is_update]
     inserts = [c for c in resolved_clauses if c.clause.is_insert]
     if not updates or not inserts:
         return None
-    if any(c.clause.when is When.NOT_MATCHED_BY_SOURCE or not c.is_condition_source_only for c in resolved_clauses):
+    if any(c.clause.when is When.NOT_MATCHED_BY_SOURCE for c in resolved_clauses):
         return None
     if not all(c.are_values_source_only for c in updates):
         return None
     if not all(update.has_same_values(insert) for update in updates for insert in inserts):
+        return None
+    if keeps_order:
+        (insert,) = inserts
+        return F.lit(False), F.lit(True) if insert.condition is None else F.coalesce(insert.condition, F.lit(False))
+    if not all(c.is_condition_source_only for c in resolved_clauses):
         return None
     numbered = list(enumerate(resolved_clauses))
     matched = first_applying([(n, c) for n, c in numbered if c.clause.when is When.MATCHED])

@@ -51,11 +51,13 @@ class Located:
     Attributes:
         found: What there is in each file that changes.
         is_one_to_one: Whether no source row matches several target rows.
+        num_idle: Matches to which no clause applies.
         locator: How they were found.
     """
 
     found: Sequence[FileMatches]
     is_one_to_one: bool
+    num_idle: int
     locator: str
 
 
@@ -118,6 +120,7 @@ def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locat
     """
     found = []
     live_sources = []
+    num_idle = 0
     for number in np.unique(pairs.files).tolist():
         file = files.get(number)
         if file is None:
@@ -133,11 +136,12 @@ def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locat
         if len(positions) != len(rows):
             return None
         live_sources.append(sources)
+        num_idle += int(np.count_nonzero(actions < 0))
         matches = _matches_in_file(job, file, rows, actions)
         if matches.num_changed_rows:
             found.append(matches)
     all_sources: Any = np.concatenate(live_sources) if live_sources else np.empty(0, np.int64)
-    return Located(found, len(np.unique(all_sources)) == len(all_sources), locator)
+    return Located(found, len(np.unique(all_sources)) == len(all_sources), num_idle, locator)
 
 
 def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches:

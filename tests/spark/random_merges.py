@@ -254,12 +254,22 @@ def clause_lists(
     ]
     if merge_schema and stars:
         names += ["when_matched_update_all", "when_not_matched_insert_all"]
+    # New rows that do not depend on the table's are written while the matches are looked for; repeated keys are their test.
+    of_source_alone = bool(stars) and draw(chance(30))
+    if of_source_alone:
+        names = [
+            "when_matched_update_all",
+            "when_matched_update_all",
+            "when_matched_delete",
+            "when_not_matched_insert_all",
+        ]
     methods = [draw(st.sampled_from(names)) for _ in range(draw(st.sampled_from([1, 2, 3, 4])))]
     clauses = []
     for position, method in enumerate(methods):
         is_last = all(kind_of(later) != kind_of(method) for later in methods[position + 1 :])
         has_condition = not draw(chance(50 if is_last else 2))
-        clauses.append(draw(clauses_of(method, source, target, has_condition=has_condition)))
+        seen = () if of_source_alone else target
+        clauses.append(draw(clauses_of(method, source, target, seen, has_condition=has_condition)))
     return tuple(clauses)
 
 
@@ -270,13 +280,19 @@ def kind_of(method: str) -> str:
 
 @st.composite
 def clauses_of(
-    draw: st.DrawFn, method: str, source: Sequence[Column], target: Sequence[Column], *, has_condition: bool
+    draw: st.DrawFn,
+    method: str,
+    source: Sequence[Column],
+    target: Sequence[Column],
+    seen: Sequence[Column],
+    *,
+    has_condition: bool,
 ) -> RandomClause:
-    """Draw a clause for a method of the sink."""
+    """Draw a clause for a method of the sink; its expressions are over the source and these columns of the target."""
     sides = {
-        "when_matched": {"t": target, "s": source},
+        "when_matched": {"t": seen, "s": source},
         "when_not_matched": {"s": source},
-        "when_not_matched_by_source": {"t": target},
+        "when_not_matched_by_source": {"t": seen},
     }[kind_of(method)]
     condition = draw(expressions("boolean", sides)) if has_condition else None
     if not method.endswith(("_update", "_insert")):

@@ -1,0 +1,96 @@
+"""Ordered changes are written while their rows are looked up, as if no row of the table were newer; where one is, it stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from stream_merge import merge_sink
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.engines import merge_on_read
+from tests.spark.delta_log import actions_of, latest_version
+from tests.spark.tables import files_below
+
+SCHEMA = "id INT, v STRING, seq BIGINT, op STRING"
+
+
+@pytest.fixture
+def thrown_away(monkeypatch) -> list[Any]:
+    """Collect what was written in vain; it is deleted all the same."""
+    calls: list[Any] = []
+    delete = Transaction.delete_new_files
+
+    def noted(self: Transaction, new_files: Any) -> None:
+        calls.append(new_files)
+        delete(self, new_files)
+
+    monkeypatch.setattr(Transaction, "delete_new_files", noted)
+    return calls
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("way", ["pairs", "large batches"])
+def test_a_newer_row_stays_though_its_change_was_written(
+    create_table, create_source, read_rows, monkeypatch, thrown_away, way
+):
+    if way == "large batches":
+        monkeypatch.setattr(merge_on_read, "MAX_SOURCE_ROWS", 0)
+    table = [(1, "a", 5), (2, "b", 5), (3, "c", 5), (4, "d", 5), (5, "e", None)]
+    path = create_table("id INT, v STRING, seq BIGINT", table, deletion_vectors=True)
+    sink = merge_sink(path, keys="id", sequence_by="seq", delete_when="op = 'd'")
+    batches = [
+        # Nothing newer: an equal sequence is not, nor is none.
+        [(1, "a1", 5, "u"), (5, "e1", 1, "u"), (6, "f", 5, "u"), (4, None, 6, "d")],
+        # A newer row meets an upsert.
+        [(1, "late", 4, "u"), (2, "b1", 6, "u"), (7, "g", 5, "u")],
+        # One meets a delete; and since the batch before had one, nothing was written ahead.
+        [(2, None, 5, "d"), (3, "c1", 6, "u")],
+        [(3, "c2", 7, "u"), (8, "h", None, "u")],
+        # Again the first of its kind.
+        [(6, None, 4, "d"), (9, "i", 5, "u")],
+    ]
+    results, times = [], []
+    for batch in batches:
+        results.append(sink.merge(create_source(SCHEMA, batch)))
+        times.append(len(thrown_away))
+    assert read_rows(path) == [
+        Row(id=1, v="a1", seq=5),
+        Row(id=2, v="b1", seq=6),
+        Row(id=3, v="c2", seq=7),
+        Row(id=5, v="e1", seq=1),
+        Row(id=6, v="f", seq=5),
+        Row(id=7, v="g", seq=5),
+        Row(id=8, v="h", seq=None),
+        Row(id=9, v="i", seq=5),
+    ]
+    assert [result.num_stale_rows for result in results] == [0, 1, 1, 0, 1]
+    assert [result.num_target_rows_updated for result in results] == [2, 1, 1, 1, 0]
+    assert [result.num_target_rows_inserted for result in results] == [1, 1, 0, 1, 1]
+    assert [result.num_target_rows_deleted for result in results] == [1, 0, 0, 0, 0]
+    assert times == [0, 1, 1, 1, 2]
+    # No file is left of what was written in vain.
+    named = {file["path"] for version in range(latest_version(path) + 1) for file in actions_of(path, version, "add")}
+    left = {file for file in files_below(path) if file.endswith(".parquet")}
+    assert {file for file in left if "_delta_log" not in file and "_stream_merge" not in file} == named
+
+
+def test_a_file_that_cannot_be_deleted_is_left_for_vacuum(create_table, create_source, read_rows, monkeypatch, caplog):
+    path = create_table("id INT, v STRING, seq BIGINT", [(1, "a", 5)], deletion_vectors=True)
+    before = files_below(path)
+    delete = Transaction.delete_new_files
+
+    def hindered(self: Transaction, new_files: Any) -> None:
+        # A folder that is not empty stands where the file was.
+        for name in {file for file in files_below(path) if file.endswith(".parquet")} - set(before):
+            (Path(path) / name).unlink()
+            (Path(path) / name / "folder").mkdir(parents=True)
+        delete(self, new_files)
+
+    monkeypatch.setattr(Transaction, "delete_new_files", hindered)
+    sink = merge_sink(path, keys="id", sequence_by="seq")
+    sink.merge(create_source("id INT, v STRING, seq BIGINT", [(1, "late", 4), (2, "b", 1)]))
+    assert "left for VACUUM" in caplog.text
+    assert read_rows(path) == [Row(id=1, v="a", seq=5), Row(id=2, v="b", seq=1)]
