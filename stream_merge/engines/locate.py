@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from pyroaring import BitMap64
@@ -16,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.expressions import bitmap
-from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
+from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, ResolvedClause
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import deserialize
 from stream_merge.engines.job import ACTION, UNCHANGED, MergeJob, first_applying, without_matches
@@ -71,9 +72,10 @@ def joined_rows(
     by_source = job.clauses(When.NOT_MATCHED_BY_SOURCE)
     is_outer = keep_unmatched or bool(by_source)
     source = job.bound_source
-    joined = target.join(
-        job.broadcast(source), join_condition(job, target, source), "left_outer" if is_outer else "inner"
-    )
+    condition = join_condition(job, target, source)
+    if not by_source and not job.clauses(When.NOT_MATCHED):
+        condition = job.resolved.once("decided", lambda: _is_decided(job.clauses(When.MATCHED))) & condition
+    joined = target.join(job.broadcast(source), condition, "left_outer" if is_outer else "inner")
 
     def action() -> Column:
         unchanged = unchanged_rows(job)
@@ -83,6 +85,16 @@ def joined_rows(
         return number.alias(ACTION)
 
     return joined.select(*columns, job.resolved.once(f"action of outer join: {is_outer}", action))
+
+
+def _is_decided(matched: Sequence[tuple[int, ResolvedClause]]) -> Column:
+    """Return whether some clause's condition is true, or all are false.
+
+    To Delta's MERGE a match of which this is not known, for NULLs, is none where all clauses are of matches: several of them
+    are not ambiguous, as several matches are of which no clause takes one.
+    """
+    conditions = [clause.condition for _, clause in matched if clause.condition is not None]
+    return reduce(Column.__or__, conditions).isNotNull() if len(conditions) == len(matched) else F.lit(True)
 
 
 def join_condition(job: MergeJob, target: DataFrame, source: DataFrame) -> Column:

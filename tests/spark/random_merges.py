@@ -178,7 +178,8 @@ def tables(draw: st.DrawFn) -> RandomTable:
         "delta.enableChangeDataFeed": str(draw(st.booleans())).lower(),
         **({"delta.columnMapping.mode": "name"} if maps_columns else {}),
     }
-    candidates = [name for name, sql_type in columns if sql_type in PARTITIONABLE]
+    # Delta's MERGE cannot insert into a table that is partitioned by a column with a dot in its name.
+    candidates = [name for name, sql_type in columns if sql_type in PARTITIONABLE and "." not in name]
     partition_by = tuple(draw(st.lists(st.sampled_from(candidates), max_size=1))) if draw(chance(40)) else ()
     rows = draw(rows_of(columns, max_size=12))
     files = draw(st.sampled_from([1, 2]))
@@ -247,6 +248,8 @@ def clause_lists(
 ) -> tuple[RandomClause, ...]:
     """Draw one to four clauses, of which only the last of its kind goes without a condition."""
     stars = ["update_all", "insert_all"] if {name for name, _ in target} <= {name for name, _ in source} else []
+    if stars and draw(chance(25)):
+        return draw(upserts(source, target))
     names = [
         *[f"when_matched_{action}" for action in ("update", "delete", *(s for s in stars if s == "update_all"))],
         *[f"when_not_matched_{action}" for action in ("insert", *(s for s in stars if s == "insert_all"))],
@@ -254,23 +257,28 @@ def clause_lists(
     ]
     if merge_schema and stars:
         names += ["when_matched_update_all", "when_not_matched_insert_all"]
-    # New rows that do not depend on the table's are written while the matches are looked for; repeated keys are their test.
-    of_source_alone = bool(stars) and draw(chance(30))
-    if of_source_alone:
-        names = [
-            "when_matched_update_all",
-            "when_matched_update_all",
-            "when_matched_delete",
-            "when_not_matched_insert_all",
-        ]
     methods = [draw(st.sampled_from(names)) for _ in range(draw(st.sampled_from([1, 2, 3, 4])))]
     clauses = []
     for position, method in enumerate(methods):
         is_last = all(kind_of(later) != kind_of(method) for later in methods[position + 1 :])
         has_condition = not draw(chance(50 if is_last else 2))
-        seen = () if of_source_alone else target
-        clauses.append(draw(clauses_of(method, source, target, seen, has_condition=has_condition)))
+        clauses.append(draw(clauses_of(method, source, target, target, has_condition=has_condition)))
     return tuple(clauses)
+
+
+@st.composite
+def upserts(draw: st.DrawFn, source: Sequence[Column], target: Sequence[Column]) -> tuple[RandomClause, ...]:
+    """Draw an upsert over the source alone, whose new rows are written while the matches are looked for.
+
+    It meets what many clauses seldom do: a change that matches several rows of one key.
+    """
+    deletes = draw(chance(30))
+    has_condition = draw(chance(20))
+    methods = [*["when_matched_delete"] * deletes, "when_matched_update_all", "when_not_matched_insert_all"]
+    return tuple(
+        draw(clauses_of(method, source, target, (), has_condition=has_condition or method == "when_matched_delete"))
+        for method in methods
+    )
 
 
 def kind_of(method: str) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from delta.tables import DeltaTable
 from hypothesis import event, given, note
-from pyspark.errors import PySparkException
 
 from stream_merge import AmbiguousMatchError, MergeResult, StreamMergeError
+from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.errors import ClauseError, MergeExecutionError, SchemaMismatchError, UnresolvedColumnError
 from tests.spark.cases import Bag, bag_of, quote, schema_of
 from tests.spark.delta_log import latest_version, row_metrics
@@ -127,7 +127,7 @@ def error_of(merge: Callable[[], object]) -> Exception | None:
     """Run a merge and return the error it raises, if it raises one."""
     try:
         merge()
-    except (PySparkException, StreamMergeError) as error:
+    except (*JVM_ERRORS, StreamMergeError) as error:
         return error
     return None
 
@@ -137,9 +137,10 @@ def message_of(error: Exception | None) -> str:
 
     PySpark cannot format some of Delta's errors ("Cannot find main error class"), so the JVM's exception is asked.
     """
-    if not isinstance(error, PySparkException):
+    if not isinstance(error, JVM_ERRORS):
         return str(error)
-    messages, cause = [], getattr(error, "_origin", None)
+    # PySpark knows some, and gives others as they come.
+    messages, cause = [], getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     while cause is not None:
         messages.append(str(cause.getMessage()))
         cause = cause.getCause()

@@ -102,6 +102,35 @@ def test_two_changes_of_one_row_are_refused_and_of_a_deleted_row_are_not(spark, 
     assert sorted(map(tuple, rows)) == [(1, 1), (2, 8), (2, 9), (3, 3), (4, 4)]
 
 
+@pytest.mark.parametrize("deletion_vectors", [True, False])
+def test_matches_that_are_not_decided_are_none_where_all_clauses_are_of_matches(
+    create_table, create_source, read_rows, tmp_path, deletion_vectors
+):
+    """So Delta's MERGE has it: conditions that are NULL do not make a change ambiguous, false ones do."""
+    schema = "k bigint, v bigint"
+    path = create_table(schema, [(1, 1), (2, 2), (3, 3)], deletion_vectors=deletion_vectors)
+    copy = copy_table(path, str(tmp_path / "copy"))
+    sink = (
+        merge_sink(path, on="target.k = source.k")
+        .when_matched_delete(condition="source.v = 30")
+        .when_matched_update_all(condition="source.v > 0 AND target.v > 0")
+    )
+    undecided = create_source(schema, [(1, -1), (1, None), (2, None), (2, None)])
+    result = sink.merge(undecided)
+    merge_with_delta(sink, copy, undecided)
+    assert sorted(map(tuple, read_rows(path))) == sorted(map(tuple, read_rows(copy))) == [(1, 1), (2, 2), (3, 3)]
+    assert result.num_target_files_removed == result.num_target_rows_updated == 0
+    # In a file that is rewritten Delta's MERGE makes two rows of each such row, notices that, and fails.
+    sink.merge(create_source(schema, [(1, 10), (1, None), (2, None), (2, None), (3, 30)]))
+    assert sorted(map(tuple, read_rows(path))) == [(1, 10), (2, 2)]
+    for refusing, batch in ((sink, [(2, -1), (2, -2)]), (sink.when_not_matched_insert_all(), [(2, None), (2, None)])):
+        ambiguous = create_source(schema, batch)
+        with pytest.raises(AmbiguousMatchError):
+            refusing.merge(ambiguous)
+        with pytest.raises(Exception, match="MULTIPLE_SOURCE_ROW_MATCHING"):
+            merge_with_delta(refusing, copy, ambiguous)
+
+
 def test_the_index_knows_the_files_of_a_shallow_clone(spark, create_table, create_source, read_rows, tmp_path):
     source = create_table("k bigint, v bigint", [(1, 1), (2, 2)], deletion_vectors=True)
     clone = str(tmp_path / "clone")
