@@ -15,6 +15,7 @@ from stream_merge.java import find_java_fault
 DATA = Path(__file__).parent / "data"
 NUM_MICRO_BATCHES = 20
 TABLES = ("customers", "order_items", "orders")
+"""The names of `demo.shop.CAPTURED_TABLES`, which takes Spark to import."""
 DEFAULT_TABLES = ("customers", "order_items")
 """They have all that is hard in the log; another table takes half a minute more."""
 MAX_ROWS_SHOWN = 3

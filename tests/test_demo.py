@@ -16,6 +16,7 @@ import pytest
 from demo.__main__ import DEFAULT_TABLES, TABLES
 from demo.progress import Progress, TableProgress
 from demo.replay import Replay, write_replay
+from demo.shop import CAPTURED_TABLES
 from stream_merge import MergeResult
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +45,10 @@ def test_replay_keeps_every_record_in_order(tmp_path: Path) -> None:
     assert [path.name for path in files] == [f"{number:05d}.json" for number in range(1, NUM_MICRO_BATCHES + 1)]
     assert b"".join(path.read_bytes() for path in files) == gzip.decompress((DATA / "events.jsonl.gz").read_bytes())
     assert (replay.num_micro_batches, replay.num_records, replay.num_redelivered) == (NUM_MICRO_BATCHES, 29_038, 4_860)
+
+
+def test_the_tables_of_the_command_line_are_those_of_the_capture() -> None:
+    assert set(DEFAULT_TABLES) < set(TABLES) == set(CAPTURED_TABLES)
 
 
 def test_replay_of_some_tables_has_their_records_alone(tmp_path: Path) -> None:

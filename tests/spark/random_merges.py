@@ -249,7 +249,7 @@ def clause_lists(
     """Draw one to four clauses, of which only the last of its kind goes without a condition."""
     stars = ["update_all", "insert_all"] if {name for name, _ in target} <= {name for name, _ in source} else []
     if stars and draw(chance(25)):
-        return draw(upserts(source, target))
+        return draw(upserts(source))
     names = [
         *[f"when_matched_{action}" for action in ("update", "delete", *(s for s in stars if s == "update_all"))],
         *[f"when_not_matched_{action}" for action in ("insert", *(s for s in stars if s == "insert_all"))],
@@ -262,12 +262,12 @@ def clause_lists(
     for position, method in enumerate(methods):
         is_last = all(kind_of(later) != kind_of(method) for later in methods[position + 1 :])
         has_condition = not draw(chance(50 if is_last else 2))
-        clauses.append(draw(clauses_of(method, source, target, target, has_condition=has_condition)))
+        clauses.append(draw(clauses_of(method, source, target, has_condition=has_condition)))
     return tuple(clauses)
 
 
 @st.composite
-def upserts(draw: st.DrawFn, source: Sequence[Column], target: Sequence[Column]) -> tuple[RandomClause, ...]:
+def upserts(draw: st.DrawFn, source: Sequence[Column]) -> tuple[RandomClause, ...]:
     """Draw an upsert over the source alone, whose new rows are written while the matches are looked for.
 
     It meets what many clauses seldom do: a change that matches several rows of one key.
@@ -276,7 +276,7 @@ def upserts(draw: st.DrawFn, source: Sequence[Column], target: Sequence[Column])
     has_condition = draw(chance(20))
     methods = [*["when_matched_delete"] * deletes, "when_matched_update_all", "when_not_matched_insert_all"]
     return tuple(
-        draw(clauses_of(method, source, target, (), has_condition=has_condition or method == "when_matched_delete"))
+        draw(clauses_of(method, source, (), has_condition=has_condition or method == "when_matched_delete"))
         for method in methods
     )
 
@@ -288,19 +288,13 @@ def kind_of(method: str) -> str:
 
 @st.composite
 def clauses_of(
-    draw: st.DrawFn,
-    method: str,
-    source: Sequence[Column],
-    target: Sequence[Column],
-    seen: Sequence[Column],
-    *,
-    has_condition: bool,
+    draw: st.DrawFn, method: str, source: Sequence[Column], target: Sequence[Column], *, has_condition: bool
 ) -> RandomClause:
-    """Draw a clause for a method of the sink; its expressions are over the source and these columns of the target."""
+    """Draw a clause for a method of the sink."""
     sides = {
-        "when_matched": {"t": seen, "s": source},
+        "when_matched": {"t": target, "s": source},
         "when_not_matched": {"s": source},
-        "when_not_matched_by_source": {"t": seen},
+        "when_not_matched_by_source": {"t": target},
     }[kind_of(method)]
     condition = draw(expressions("boolean", sides)) if has_condition else None
     if not method.endswith(("_update", "_insert")):

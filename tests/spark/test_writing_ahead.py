@@ -52,6 +52,7 @@ def test_a_newer_row_stays_though_its_change_was_written(
         # Again the first of its kind.
         [(6, None, 4, "d"), (9, "i", 5, "u")],
     ]
+    assert "new rows while the matches are looked up" in sink.explain(create_source(SCHEMA, batches[0]))
     results, times = [], []
     for batch in batches:
         results.append(sink.merge(create_source(SCHEMA, batch)))
