@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
-from stream_merge.bridge.sessions import classic_session
+from stream_merge.bridge.sessions import classic_session, persisted
 from stream_merge.bridge.statement import manual_operation
 from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import CommitActions, Transaction
@@ -166,13 +166,22 @@ class ChangeMemory:
         """Return those of them that hold some of the row's values only; None if there are none."""
         return self.tombstones.read_moved(self.state.files, only_lacking=True)
 
-    def keep_moved(self, rows: DataFrame) -> DataFrame | None:
-        """Write tombstones that hold values, and return them as they are then read; None if there are none."""
-        file = self.tombstones.write_moved(rows, now_ms())
+    def keep_moved(self, rows: DataFrame, *, at_once: bool) -> DataFrame | None:
+        """Write tombstones that hold values, and return them as they are then read; None if there are none.
+
+        Args:
+            rows: The tombstones.
+            at_once: Whether they are few, and come of few rows.
+        """
+        now = now_ms()
+        with persisted(self.tombstones.moved_rows(rows, now), at_once=at_once) as moved:
+            file = self.tombstones.write_moved(moved, now)
         if file is None:
             return None
         self._moved = (*self._moved, file)
-        return self.tombstones.read_moved([file])
+        # Read, since what was kept would bring all that led to it into the plan of the merge, which Spark spells out for its UI
+        # again and again.
+        return self.tombstones.read_written(file, moved.schema)
 
     @property
     def has_moved(self) -> bool:

@@ -119,7 +119,7 @@ class Intake:
             accepted = self.frame if batch is self.received else ordered_batch(self.config, batch, transaction)[1]
             if counts.get("moves") and self.all_partial is not None:
                 described = with_moves(described_changes(accepted, config, self.all_partial), config)
-                self.moves = stack.enter_context(find_moves(described, config, self.all_partial))
+                self.moves = stack.enter_context(find_moves(described, config, self.all_partial, self.num_rows))
             self.narrow(memory)
             yield accepted
 
@@ -191,9 +191,11 @@ class Intake:
         ranges = key_ranges_of(keys, moves.bounds, resolved.key_pairs, transaction.schema)
         rows = _rows_in(ranges, resolved, transaction, files)
         left = moves.broadcast_departures.select("from.*")
-        return rows.join(
+        found = rows.join(
             left, [rows[quote(name)] == left[f"k{number}"] for number, name in enumerate(keys)], "left_semi"
         )
+        # The table may be large: it is read in as many tasks as it takes, whatever reads these rows.
+        return found.repartition(1) if moves.is_small else found
 
     def measured(
         self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction, memory: ChangeMemory | None

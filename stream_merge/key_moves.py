@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
@@ -31,6 +31,7 @@ from stream_merge.partial_updates import (
     register_sequence,
 )
 from stream_merge.sequence import contents_hash
+from stream_merge.source import MAX_UNSHUFFLED_ROWS
 from stream_merge.statement import column_of, quote
 
 OLD_KEY = RESERVED_PREFIX + "old_key"
@@ -52,14 +53,19 @@ class Moves:
             k0, k1, ..., and the sequence `at`.
         num_departures: How many.
         num_lacking: How many arrivals lack values.
+        num_steps: How many departures follow one of the same row.
         bounds: Smallest and largest value of each key column that departures leave.
+        is_small: Whether the batch is so small that one task is done with it before others would have begun. A job takes longer
+            then than what it does, so that there should be few.
     """
 
     changes: DataFrame
     departures: DataFrame
     num_departures: int
     num_lacking: int
+    num_steps: int
     bounds: Sequence[tuple[Any, Any]]
+    is_small: bool
 
     @property
     def broadcast_departures(self) -> DataFrame:
@@ -87,15 +93,28 @@ def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
     )
 
 
+class Keep(Protocol):
+    """Writes tombstones that hold values, and returns them as they are then read; None if there are none."""
+
+    def __call__(self, rows: DataFrame, *, at_once: bool) -> DataFrame | None:
+        """Write these, which are few if `at_once`."""
+
+
 @contextmanager
-def find_moves(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> Iterator[Moves | None]:
+def find_moves(
+    changes: DataFrame, config: SinkConfig, partial: PartialUpdates, num_rows: int | None
+) -> Iterator[Moves | None]:
     """Give the changes of keys whose values have to be handed on; None if rows take all their values along, as most do.
 
     Args:
         changes: The batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
         config: The sink, its sequence in columns.
         partial: What changes may set.
+        num_rows: How many rows the batch has, if they are kept and were counted.
     """
+    is_small = num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS
+    if is_small:
+        changes = changes.coalesce(1)
     key = F.struct(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(config.keys)])
     is_departure = F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull()
     is_arrival = ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull()
@@ -114,23 +133,29 @@ def find_moves(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) 
         F.col("lacks")
     )
     needy = moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
-    with persisted(needy) as needy:
+    with persisted(needy, at_once=is_small) as needy:
         ends = [
             aggregate(F.when(F.col("departs"), F.col("from")[f"k{i}"])).alias(f"{name}_{i}")
             for i in range(len(config.keys))
             for name, aggregate in (("low", F.min), ("high", F.max))
         ]
         counts = [F.count_if(F.col("departs")).alias("departures"), F.count_if(~F.col("departs")).alias("lacking")]
-        found = summary(needy, *counts, *ends)
+        departures = needy.where("departs").drop("departs")
+        if is_small:
+            departures = departures.coalesce(1)
+        steps = _next_steps(departures, departures, is_small=is_small)
+        found, (num_steps,) = summaries(needy.agg(*counts, *ends), steps.agg(F.count(F.lit(1))))
         if not found["departures"] and not found["lacking"]:
             yield None
             return
         yield Moves(
             changes=changes,
-            departures=needy.where("departs").drop("departs"),
+            departures=departures,
             num_departures=found["departures"],
             num_lacking=found["lacking"],
+            num_steps=num_steps,
             bounds=[(found[f"low_{i}"], found[f"high_{i}"]) for i in range(len(config.keys))],
+            is_small=is_small,
         )
 
 
@@ -143,7 +168,7 @@ def followed_moves(
     read_target: Callable[[Moves], DataFrame],
     left: Callable[[], DataFrame | None],
     lacking: Callable[[], DataFrame | None],
-    keep: Callable[[DataFrame], DataFrame | None],
+    keep: Keep,
 ) -> Iterator[DataFrame]:
     """Give the batch with the values that key changes hand on.
 
@@ -154,7 +179,7 @@ def followed_moves(
         read_target: Gives the target's rows of the keys that are left.
         left: Gives the tombstones of earlier batches that hold values; None if there are none.
         lacking: Gives those of them that hold some of the row's values only.
-        keep: Writes tombstones that hold values, and gives them as they are then read; None if there are none.
+        keep: Keeps what is handed on.
     """
     handover = _Handover(moves, config, partial)
     handed: list[DataFrame] = []
@@ -162,36 +187,54 @@ def followed_moves(
     if remembered is not None and moves.num_lacking:
         handed.append(handover.awaited(remembered))
     with ExitStack() as stack:
+
+        def kept(frame: DataFrame) -> list[DataFrame]:
+            rows = keep(frame, at_once=moves.is_small)
+            return [] if rows is None else [rows]
+
         if moves.num_departures:
             target = read_target(moves)
-            hops = _hops(moves.departures, stack)
+            hops = _hops(moves, stack)
             if hops > 1:
-                target = stack.enter_context(persisted(target))
+                target = stack.enter_context(persisted(target, at_once=moves.is_small))
             states: list[DataFrame] = []
             for _ in range(hops - 1):
                 # Kept at once: a plan that computes one state from the other would grow with each key of a row.
-                states = [stack.enter_context(persisted(handover.states(target, [*handed, *states])))]
-            kept = keep(handover.states(target, [*handed, *states]))
-            handed += [kept] if kept is not None else []
+                state = handover.states(target, [*handed, *states])
+                states = [stack.enter_context(persisted(state, at_once=moves.is_small))]
+            handed += kept(handover.states(target, [*handed, *states]))
         incomplete = lacking()
-        passed = reduce(DataFrame.unionByName, handed) if handed and incomplete is not None else None
+        passed = handed if incomplete is not None else []
         for _ in range(_MAX_HOPS):
-            if passed is None or incomplete is None:
+            if not passed or incomplete is None:
                 break
             # Rows that have left their new key, too, before the values came: these go after them.
-            passed = keep(handover.passed_on(passed, incomplete))
-            handed += [passed] if passed is not None else []
+            passed = kept(handover.passed_on(reduce(DataFrame.unionByName, passed), incomplete))
+            handed += passed
         yield reduce(DataFrame.unionByName, [moves.changes, *(handover.fills(frame) for frame in handed)])
 
 
-def _hops(departures: DataFrame, stack: ExitStack) -> int:
-    """Return how many departures of one row follow each other in the batch."""
+def _next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> DataFrame:
+    """Return the departures of rows that follow the given ones."""
     onward = departures.select(*[F.col(name).alias(f"next_{name}") for name in departures.columns])
     is_onward = (F.col("to") == F.col("next_from")) & (F.col("at") < F.col("next_at"))
-    last = departures
-    for hops in range(1, _MAX_HOPS):
-        steps = last.join(onward, is_onward).select(*[F.col(f"next_{name}").alias(name) for name in last.columns])
-        last = stack.enter_context(persisted(steps.distinct()))
+    steps = last.join(_joined_in_place(onward) if is_small else onward, is_onward)
+    return steps.select(*[F.col(f"next_{name}").alias(name) for name in last.columns])
+
+
+def _joined_in_place(frame: DataFrame) -> DataFrame:
+    """Return the frame as a side of a join that takes it as it is: where both have one partition, nothing is shuffled."""
+    return frame.hint("shuffle_hash")
+
+
+def _hops(moves: Moves, stack: ExitStack) -> int:
+    """Return how many departures of one row follow each other in the batch."""
+    if not moves.num_steps:
+        return 1
+    last = _next_steps(moves.departures, moves.departures, is_small=moves.is_small)
+    for hops in range(2, _MAX_HOPS):
+        last = stack.enter_context(persisted(last.distinct(), at_once=moves.is_small))
+        last = _next_steps(last, moves.departures, is_small=moves.is_small)
         if last.isEmpty():
             return hops
     return _MAX_HOPS
@@ -229,8 +272,11 @@ class _Handover:
         newest = [
             F.max_by(name, F.when(F.col(name).isNotNull(), F.struct(f"{name}.sequence", "rank"))) for name in entries
         ]
-        histories = records.join(self._moves.broadcast_departures, is_before).groupBy("from", "to", "at")
-        folded = histories.agg(
+        if self._moves.is_small:
+            histories = records.coalesce(1).join(_joined_in_place(departures), is_before)
+        else:
+            histories = records.join(self._moves.broadcast_departures, is_before)
+        folded = histories.groupBy("from", "to", "at").agg(
             F.max("reset").alias("reset"), *[entry.alias(name) for entry, name in zip(newest, entries, strict=True)]
         )
         values, unset = [], []

@@ -268,13 +268,28 @@ class Tombstones:
         rows = deletes.select(*self._key_columns(), sequence, F.lit(now_ms).cast("long").alias("deleted_ms"))
         return TombstoneFile(path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms)
 
-    def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
-        """Write tombstones that hold values; return None if there are none."""
+    def moved_rows(self, rows: DataFrame, now_ms: int) -> DataFrame:
+        """Return tombstones that hold values, with the types that they have in the table."""
         typed = [F.col(f.name).cast(f.dataType).alias(f.name) for f in self._schema() if f.name != "deleted_ms"]
-        dated = rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
-        file = TombstoneFile(path=self._write(dated), num_rows=0, oldest_ms=now_ms, newest_ms=now_ms, num_moved=1)
-        number, num_lacking = summary(self._with_moved([file]), F.count(F.lit(1)), F.count_if(F.expr(_LACKS)))
-        return replace(file, num_rows=number, num_moved=number, num_lacking=num_lacking) if number else None
+        return rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
+
+    def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
+        """Write what `moved_rows` returned; return None if that is nothing."""
+        number, num_lacking = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)))
+        if not number:
+            return None
+        return TombstoneFile(
+            path=self._write(rows),
+            num_rows=number,
+            oldest_ms=now_ms,
+            newest_ms=now_ms,
+            num_moved=number,
+            num_lacking=num_lacking,
+        )
+
+    def read_written(self, file: TombstoneFile, schema: StructType) -> DataFrame:
+        """Return the rows of a file that was written with this schema."""
+        return self._reader.schema(schema).parquet(self.table.path(file.path))
 
     def _write(self, rows: DataFrame) -> str:
         """Write tombstones, and return their path."""

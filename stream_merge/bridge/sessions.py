@@ -204,13 +204,18 @@ def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:
 
 
 @contextmanager
-def persisted(frame: DataFrame) -> Iterator[DataFrame]:
+def persisted(frame: DataFrame, *, at_once: bool = False) -> Iterator[DataFrame]:
     """Keep a frame's rows for the block, and give a frame of them whose plan ends there.
 
     With the frame itself, Spark would analyse all that led to it anew for every job, only to find it in its cache.
+
+    Args:
+        frame: The frame.
+        at_once: Whether it has few rows, so that all of its plan is better made before it runs; see `planned_at_once`.
     """
     spark = frame.sparkSession
-    kept = moved(frame, _caching_sessions.session_for(spark)).persist(StorageLevel.MEMORY_AND_DISK)
+    sessions = _immediate_caching_sessions if at_once else _caching_sessions
+    kept = moved(frame, sessions.session_for(spark)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         plan = kept._jdf.queryExecution().withCachedData()
         dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
@@ -298,4 +303,5 @@ time of the job that evaluates it. What does not fit into memory goes to disk.""
 
 _caching_sessions = _Clones(lambda _: _CACHE)
 _immediate_sessions = _Clones(_at_once)
+_immediate_caching_sessions = _Clones(lambda spark: {**_at_once(spark), _COMPRESS_CACHED: "false"})
 _log_sessions = _Clones(lambda _: {_SNAPSHOT_PARTITIONS: "1"})
