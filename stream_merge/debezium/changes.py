@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.envelope import Message, ParsedJson, header, message_fields, parse_json
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
+from stream_merge.debezium.header_keys import header_json
 from stream_merge.debezium.rows import decode_values, select_changes
 from stream_merge.debezium.schemas import learn_columns
 from stream_merge.debezium.settings import CHANGE_COL, Settings
@@ -157,7 +158,9 @@ def _decode_records(records: DataFrame, settings: Settings) -> DataFrame:
         has_headers=has_headers,
     )
     key_fields: dict[str, T.DataType] = dict.fromkeys(settings.keys or ("",), T.StringType())
-    keys = {name: parse_json(F.col(name), key_fields) for name in ("key", "old_key", "new_key")}
+    keys = {"key": parse_json(F.col("key"), key_fields)}
+    for name in ("old_key", "new_key"):
+        keys[name] = parse_json(F.expr(header_json(name, settings)), key_fields, {"allowUnquotedControlChars": "true"})
 
     frame = _select_texts(records, settings)
     frame = frame.withColumns(
