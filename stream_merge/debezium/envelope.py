@@ -56,8 +56,8 @@ def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[st
     """Parse JSON of these fields, wrapped in "payload" or not, in one pass.
 
     Values are taken as text, of arrays and objects their JSON: a value of another type than expected then fails alone, and not the
-    whole record. Where a field is called "payload", it is not taken for the wrapping. `leniency` are Spark's options for what is no
-    JSON in the strict sense.
+    whole record. Where a field is called "payload", only a schema of Kafka Connect's beside it makes it the wrapping. `leniency`
+    are Spark's options for what is no JSON in the strict sense.
     """
     body = T.StructType([T.StructField(name, data_type) for name, data_type in fields.items()])
     corrupt = next(name for name in _unused_names(fields) if name not in fields)
@@ -68,6 +68,9 @@ def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[st
     placed_payload = [T.StructField("payload", T.StructType(placed_body))] if payload else []
     placed = T.StructType([*placed_body, *placed_payload, T.StructField(_CORRUPT, T.StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, **(leniency or {})}
+    if not payload:
+        wrapped = F.when(F.get_json_object(json, "$.schema.type") == "struct", F.get_json_object(json, "$.payload"))
+        json = F.when(wrapped.startswith("{"), wrapped).otherwise(json)
     parsed = F.from_json(json, schema, options).cast(placed)
     if not payload:
         parsed = parsed.withField("payload", F.lit(None).cast(T.StructType(placed_body)))

@@ -1,7 +1,8 @@
 """The other key of a changed primary key, in the record's headers.
 
-Kafka Connect's default `header.converter`, the SimpleHeaderConverter, writes what only resembles JSON: control characters stand as
-they are, and a decimal is a number, with all its digits, where the record's key has base64. With the JsonConverter a header is as a key.
+Kafka Connect's default `header.converter`, the SimpleHeaderConverter, writes what only resembles JSON: control characters stand
+as they are, and a decimal is a number, with all its digits, where the record's key has base64. With the JsonConverter a header is
+as a key.
 """
 
 from __future__ import annotations

@@ -55,9 +55,7 @@ def test_the_other_key_is_that_of_the_record_s_key(spark, header):
 def test_numbers_of_other_modes_are_read_as_they_are_in_the_key(spark):
     key = {"n": "-1.50", "x": "1"}
     created = record(key, envelope("c", key), **{"__debezium.oldkey": b'{"n":"12.50","x":"2"}'})
-    (row,) = decode(
-        spark, created, columns={"n": "DECIMAL(4, 2)", "x": "STRING"}, keys=["n", "x"], decimals="string"
-    )
+    (row,) = decode(spark, created, columns={"n": "DECIMAL(4, 2)", "x": "STRING"}, keys=["n", "x"], decimals="string")
     assert (row["_change"]["error"], row["_change"]["old_key"].asDict()) == (None, {"n": Decimal("12.50"), "x": "2"})
     key = {"n": -1.5}
     created = record(key, envelope("c", key), **{"__debezium.oldkey": b'{"n":1.0E20}'})
