@@ -60,7 +60,9 @@ def field_of(declared: str, *, as_text: bool) -> Field:
             return Field("STRING", None if as_text else "VariableScaleDecimal")
         case "numeric":
             precision, scale = max(numbers), numbers[1]
-            return Field("STRING", "Decimal", scale) if precision > 38 else Field(f"DECIMAL({precision}, {scale})")
+            if precision > 38:
+                return Field("STRING", None if as_text else "Decimal", scale=scale)
+            return Field(f"DECIMAL({max(precision, scale)}, {scale})")
         case "bit" if numbers == [1]:
             return Field("BOOLEAN")
         case "bit":
@@ -95,7 +97,7 @@ def of_database(declared: str, value: Any, *, as_text: bool = False) -> Any:
                 Decimal(part or 0) for part in INTERVAL.fullmatch(value).groups()
             )
             parts = [int(years * 12 + months), int(days), int((hours * 3600 + minutes * 60 + seconds) * 1_000_000)]
-            return parts if as_text else int(parts[0] * Decimal("30.4375") + days) * 86_400_000_000 + parts[2]
+            return parts if as_text else int((parts[0] * Decimal("30.4375") + days) * 86_400_000_000) + parts[2]
         case name:
             return _common(name, value)
 
@@ -115,12 +117,15 @@ def of_spark(declared: str, value: Any) -> Any:
 
 def rows_of_database(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], *, as_text: bool) -> list[str]:
     return sorted(
-        json.dumps({name: of_database(columns[name], row[name], as_text=as_text) for name in columns}) for row in rows
+        json.dumps({name: of_database(columns[name], row[name], as_text=as_text) for name in columns}, sort_keys=True)
+        for row in rows
     )
 
 
 def rows_of_spark(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    return sorted(json.dumps({name: of_spark(columns[name], row[name]) for name in columns}) for row in rows)
+    return sorted(
+        json.dumps({name: of_spark(columns[name], row[name]) for name in columns}, sort_keys=True) for row in rows
+    )
 
 
 def with_times_as_text(frame: DataFrame) -> DataFrame:
