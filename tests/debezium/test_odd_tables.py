@@ -70,12 +70,23 @@ def test_a_log_makes_the_database_s_own_rows(events_of, capture, topic):
 
 
 MERGED = {
-    "odd": ["zoo", "moves", "k_numeric", "k_float", "k_text", "q`uo\"te's", "envelope", "inner", "pairs", "log lines"],
+    "odd": [
+        "zoo",
+        "moves",
+        "k_numeric",
+        "k_float",
+        "k_text",
+        "q`uo\"te's",
+        "envelope",
+        "pairs",
+        "k uuid date",
+    ],
     "odd-schema": ["evolving", "payload", "pairs"],
 }
 
 
 @pytest.mark.slow
+@pytest.mark.any_strategy
 @pytest.mark.parametrize("capture", MERGED)
 def test_tables_that_the_router_creates_are_the_database_s_own(spark, events_of, tmp_path, capture, deletion_vectors):
     """In batches without any order, a part of which comes twice."""
