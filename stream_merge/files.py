@@ -142,12 +142,11 @@ def parse_stat(value: Any, type_name: str, *, is_upper: bool = False) -> Any:
         if type_name == "date":
             return date.fromisoformat(value)
         moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
-    except ValueError:
+        # Delta cuts timestamps in statistics to milliseconds.
+        moment += timedelta(milliseconds=int(is_upper))
+    except (ValueError, OverflowError):
         return None
-    if moment.tzinfo is None:
-        return None
-    # Delta cuts timestamps in statistics to milliseconds.
-    return moment + timedelta(milliseconds=1) if is_upper else moment
+    return None if moment.tzinfo is None else moment
 
 
 def parse_partition_value(text: str, type_name: str) -> Any:
@@ -167,8 +166,15 @@ def parse_partition_value(text: str, type_name: str) -> Any:
     return None
 
 
-def comparable(value: Any) -> Any:
-    """Return a value that Spark collected so that it compares with a parsed bound."""
+FIRST_MICROS = -62_135_596_800_000_000
+LAST_MICROS = 253_402_300_799_999_999
+"""The first and the last moment of Python's years, 1 to 9999."""
+
+
+def comparable(value: Any, type_name: str = "") -> Any:
+    """Return a value that Spark collected so that it compares with a parsed bound; a timestamp may be in microseconds."""
+    if type_name == "timestamp" and isinstance(value, int):
+        return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=value)
     if isinstance(value, datetime) and value.tzinfo is None:
         return value.astimezone(timezone.utc)
     return value

@@ -21,6 +21,7 @@ from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
+from stream_merge.files import is_prunable
 from stream_merge.partial_updates import (
     COLUMN_SEQUENCES,
     IS_DELETE,
@@ -31,7 +32,7 @@ from stream_merge.partial_updates import (
     register_sequence,
 )
 from stream_merge.sequence import contents_hash
-from stream_merge.source import MAX_UNSHUFFLED_ROWS
+from stream_merge.source import MAX_UNSHUFFLED_ROWS, bound_of
 from stream_merge.statement import column_of, quote
 
 OLD_KEY = RESERVED_PREFIX + "old_key"
@@ -134,9 +135,11 @@ def find_moves(
     )
     needy = moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
     with persisted(needy, at_once=is_small) as needy:
+        types = [field.dataType.simpleString() for field in needy.select("from.*").schema]
         ends = [
-            aggregate(F.when(F.col("departs"), F.col("from")[f"k{i}"])).alias(f"{name}_{i}")
+            bound_of(aggregate(F.when(F.col("departs"), F.col("from")[f"k{i}"])), types[i]).alias(f"{name}_{i}")
             for i in range(len(config.keys))
+            if is_prunable(types[i])
             for name, aggregate in (("low", F.min), ("high", F.max))
         ]
         counts = [F.count_if(F.col("departs")).alias("departures"), F.count_if(~F.col("departs")).alias("lacking")]
@@ -154,7 +157,10 @@ def find_moves(
             num_departures=found["departures"],
             num_lacking=found["lacking"],
             num_steps=num_steps,
-            bounds=[(found[f"low_{i}"], found[f"high_{i}"]) for i in range(len(config.keys))],
+            bounds=[
+                (found[f"low_{i}"], found[f"high_{i}"]) if is_prunable(types[i]) else (None, None)
+                for i in range(len(config.keys))
+            ],
             is_small=is_small,
         )
 

@@ -34,7 +34,7 @@ from stream_merge.features import CHAR_VARCHAR
 from stream_merge.files import KeyRange, is_prunable
 from stream_merge.row_text import EXACT_TIMES
 from stream_merge.sequence import SEQUENCE, with_sequence
-from stream_merge.source import key_range
+from stream_merge.source import bound_of, key_range
 from stream_merge.statement import column_of, quote
 
 if TYPE_CHECKING:
@@ -228,10 +228,11 @@ class _Contents:
             return []
         values = {number: F.col(_IMAGE).getField(f"v{number}") for number in prunable}
         aggregates = [
-            aggregate(value).alias(f"{name}_{number}")
+            bound_of(aggregate(value), prunable[number].dataType.simpleString()).alias(f"{name}_{number}")
             for number, value in values.items()
-            for name, aggregate in (("low", F.min), ("high", F.max), ("nulls", lambda v: F.count_if(v.isNull())))
+            for name, aggregate in (("low", F.min), ("high", F.max))
         ]
+        aggregates += [F.count_if(value.isNull()).alias(f"nulls_{number}") for number, value in values.items()]
         found = summary(events, *aggregates)
         json = self.schema.jsonValue()
         return [

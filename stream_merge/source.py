@@ -14,7 +14,7 @@ from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, ResolvedMerge
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
-from stream_merge.files import KeyRange, comparable, is_prunable, physical_name
+from stream_merge.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
 from stream_merge.partial_updates import (
     DELETED,
     IS_OUTDATED,
@@ -87,14 +87,29 @@ class Source:
         return found
 
 
+def bound_of(value: Column, type_name: str) -> Column:
+    """Return the smallest or largest value of a batch as one that Python has: its years are 1 to 9999.
+
+    Values beyond are taken for the last within. A file that has them has statistics beyond, too, which tell nothing: it is read.
+    """
+    if type_name == "date":
+        nearest = F.greatest(F.least(value, F.expr("DATE'9999-12-31'")), F.expr("DATE'0001-01-01'"))
+    elif type_name == "timestamp":
+        # A datetime would go through the zone of this process, where the first and the last day may have no time.
+        nearest = F.greatest(F.least(F.unix_micros(value), F.lit(LAST_MICROS)), F.lit(FIRST_MICROS))
+    else:
+        return value
+    return F.when(value.isNotNull(), nearest)
+
+
 def key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRange:
     """Return what values between these bounds can match in a table with this schema."""
     low, high, num_nulls, values = bounds
     return KeyRange(
         physical_path=physical_name(schema, pair.target),
         type_name=pair.type_name,
-        low=comparable(low),
-        high=comparable(high),
+        low=comparable(low, pair.type_name),
+        high=comparable(high, pair.type_name),
         has_null=pair.is_null_safe and num_nulls > 0,
         values=values,
     )
@@ -346,8 +361,8 @@ def _aggregates(
     for number, pair in enumerate(pairs):
         value = F.col(quote(pair.source))
         aggregates += [
-            F.min(value).alias(f"low_{number}"),
-            F.max(value).alias(f"high_{number}"),
+            bound_of(F.min(value), pair.type_name).alias(f"low_{number}"),
+            bound_of(F.max(value), pair.type_name).alias(f"high_{number}"),
             F.count(F.when(value.isNull(), 1)).alias(f"nulls_{number}"),
         ]
         if pair.target.lower() in partitions:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Literal
 
 from pyspark.sql import DataFrame
@@ -12,8 +14,9 @@ from pyspark.sql import types as T
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.envelope import Message, ParsedJson, header, message_fields, parse_json
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
+from stream_merge.debezium.header_keys import header_json
 from stream_merge.debezium.rows import decode_values, select_changes
-from stream_merge.debezium.schemas import learn_columns
+from stream_merge.debezium.schemas import Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
 from stream_merge.debezium.values import Handling
@@ -83,9 +86,10 @@ def changes(
         ConfigError: The columns, the keys or the records do not go together.
     """
     _check_records(records)
+    spellings: Sequence[Spelling] = ()
     if columns is None:
         learnt = learn_columns(records, meta_prefix=meta_prefix)
-        fields = learnt.fields
+        fields, spellings = learnt.fields, learnt.spellings
         keys = learnt.keys if keys is None else keys
     else:
         fields = resolve_columns(columns)
@@ -103,7 +107,9 @@ def changes(
         handling=Handling(decimals=decimals, binary=binary, timestamp_unit=timestamp_unit),
     )
     _check_options(settings)
-    return _decode_records(records, settings)
+    if len(spellings) < 2:
+        return _decode_records(records, settings)
+    return _decode_each(records, settings, spellings)
 
 
 def _check_records(records: DataFrame) -> None:
@@ -143,6 +149,20 @@ def _check_options(settings: Settings) -> None:
         raise ConfigError(faults)
 
 
+def _decode_each(records: DataFrame, settings: Settings, spellings: Sequence[Spelling]) -> DataFrame:
+    """Decode the records of each schema as they spell the values; those without a schema are tombstones, or bad."""
+    *older, newest = spellings
+    sums = [", ".join(f"'{schema}'" for schema in spelling.schemas) for spelling in older]
+    place = " ".join(f"WHEN {schema_sum()} IN ({of_one}) THEN {number}" for number, of_one in enumerate(sums))
+    parts = [
+        _decode_records(
+            records.where(f"CASE {place} ELSE {len(older)} END = {number}"), replace(settings, fields=spelling.fields)
+        )
+        for number, spelling in enumerate((*older, newest))
+    ]
+    return reduce(DataFrame.unionAll, parts)
+
+
 def _decode_records(records: DataFrame, settings: Settings) -> DataFrame:
     has_headers = "headers" in records.columns
     value_fields = message_fields(
@@ -157,7 +177,9 @@ def _decode_records(records: DataFrame, settings: Settings) -> DataFrame:
         has_headers=has_headers,
     )
     key_fields: dict[str, T.DataType] = dict.fromkeys(settings.keys or ("",), T.StringType())
-    keys = {name: parse_json(F.col(name), key_fields) for name in ("key", "old_key", "new_key")}
+    keys = {"key": parse_json(F.col("key"), key_fields)}
+    for name in ("old_key", "new_key"):
+        keys[name] = parse_json(F.expr(header_json(name, settings)), key_fields, {"allowUnquotedControlChars": "true"})
 
     frame = _select_texts(records, settings)
     frame = frame.withColumns(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column
@@ -52,11 +52,12 @@ class ParsedJson:
         return f"{body}.f{self.names.index(name)}"
 
 
-def parse_json(json: Column, fields: dict[str, T.DataType]) -> ParsedJson:
+def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[str, str] | None = None) -> ParsedJson:
     """Parse JSON of these fields, wrapped in "payload" or not, in one pass.
 
     Values are taken as text, of arrays and objects their JSON: a value of another type than expected then fails alone, and not the
-    whole record. Where a field is called "payload", it is not taken for the wrapping.
+    whole record. Where a field is called "payload", only a schema of Kafka Connect's beside it makes it the wrapping. `leniency`
+    are Spark's options for what is no JSON in the strict sense.
     """
     body = T.StructType([T.StructField(name, data_type) for name, data_type in fields.items()])
     corrupt = next(name for name in _unused_names(fields) if name not in fields)
@@ -66,7 +67,10 @@ def parse_json(json: Column, fields: dict[str, T.DataType]) -> ParsedJson:
     placed_body = [T.StructField(f"f{p}", _positional(field.dataType)) for p, field in enumerate(body.fields)]
     placed_payload = [T.StructField("payload", T.StructType(placed_body))] if payload else []
     placed = T.StructType([*placed_body, *placed_payload, T.StructField(_CORRUPT, T.StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, **(leniency or {})}
+    if not payload:
+        wrapped = F.when(F.get_json_object(json, "$.schema.type") == "struct", F.get_json_object(json, "$.payload"))
+        json = F.when(wrapped.startswith("{"), wrapped).otherwise(json)
     parsed = F.from_json(json, schema, options).cast(placed)
     if not payload:
         parsed = parsed.withField("payload", F.lit(None).cast(T.StructType(placed_body)))

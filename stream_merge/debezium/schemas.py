@@ -43,14 +43,36 @@ _SEMANTIC: dict[str, T.DataType] = {
 }
 _WIDENING = ("int8", "int16", "int32", "int64")
 _MAX_PRECISION = 38
+_UNLIMITED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How some of the records spell the values: as they do whose schema part has one of these MD5 sums."""
+
+    schemas: tuple[str, ...]
+    fields: Mapping[str, Field]
 
 
 @dataclass(frozen=True, slots=True)
 class LearntColumns:
-    """What the schema parts of the records say."""
+    """What the schema parts of the records say.
+
+    Attributes:
+        fields: The columns, with types that hold the values of all records.
+        keys: The names of the key columns.
+        spellings: The same columns as records of different schemas spell them, the newest last: `numeric(8, 2)` that became
+            `numeric(12, 4)` has another scale, `timestamp(3)` that became `timestamp(6)` another unit.
+    """
 
     fields: Mapping[str, Field]
     keys: tuple[str, ...]
+    spellings: tuple[Spelling, ...]
+
+
+def schema_sum() -> str:
+    """Return SQL for the MD5 sum of a record's schema part, NULL where it has none."""
+    return "md5(get_json_object(CAST(value AS STRING), '$.schema'))"
 
 
 def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType:
@@ -89,9 +111,10 @@ def learn_columns(records: DataFrame, *, meta_prefix: str) -> LearntColumns:
             *[name for name in ("timestamp", "offset") if name in records.columns],
             F.get_json_object(F.col("key").cast("string"), "$.schema").alias("key_schema"),
             F.get_json_object(F.col("value").cast("string"), "$.schema").alias("value_schema"),
+            F.expr(schema_sum()).alias("sum"),
         )
         .where("value_schema IS NOT NULL")
-        .groupBy("topic", "key_schema", "value_schema")
+        .groupBy("topic", "key_schema", "value_schema", "sum")
         .agg(age)
         .orderBy("age")
         .collect()
@@ -104,13 +127,29 @@ def learn_columns(records: DataFrame, *, meta_prefix: str) -> LearntColumns:
 
     fields: dict[str, Field] = {}
     keys: list[str] = []
+    sent: dict[str, dict[str, Field]] = {}
     for row in rows:
+        own = sent[row["sum"]] = {}
         for member in _row_members(json.loads(row["value_schema"]), meta_prefix):
             name, field = member["field"], _field(member)
             fields[name] = _wider(name, fields[name], field) if name in fields else field
+            own[name] = field
         for member in json.loads(row["key_schema"])["fields"] if row["key_schema"] else ():
             keys += [] if member["field"] in keys else [member["field"]]
-    return LearntColumns(fields, tuple(key for key in keys if key in fields))
+    spellings = _spellings(fields, sent)
+    return LearntColumns(spellings[-1].fields, tuple(key for key in keys if key in fields), spellings)
+
+
+def _spellings(fields: Mapping[str, Field], sent: Mapping[str, Mapping[str, Field]]) -> tuple[Spelling, ...]:
+    """Return how the records of each schema spell the columns; schemas that spell them alike are one."""
+    spellings: list[Spelling] = []
+    for schema, own in sent.items():
+        spelt = {name: replace(own.get(name, field), type=field.data_type) for name, field in fields.items()}
+        alike = next((spelling for spelling in spellings if spelling.fields == spelt), None)
+        if alike is not None:
+            spellings.remove(alike)
+        spellings.append(Spelling((*(alike.schemas if alike else ()), schema), spelt))
+    return tuple(spellings)
 
 
 def _row_members(schema: Mapping[str, Any], meta_prefix: str) -> Sequence[Mapping[str, Any]]:
@@ -130,8 +169,9 @@ def _field(schema: Mapping[str, Any]) -> Field:
     if kind == "Decimal" and schema["type"] == "bytes":
         return _decimal(semantic, parameters)
     if kind in _SEMANTIC:
-        length = int(parameters["length"]) if kind == "Bits" and "length" in parameters else None
-        return Field(_SEMANTIC[kind], semantic, length=length)
+        # `bit varying` without a length has one of 2147483647.
+        length = int(parameters.get("length", _UNLIMITED)) if kind == "Bits" else _UNLIMITED
+        return Field(_SEMANTIC[kind], semantic, length=length if length < _UNLIMITED else None)
     match schema["type"]:
         case "array":
             element = _field(schema["items"])
@@ -170,6 +210,11 @@ def _wider(name: str, old: Field, new: Field) -> Field:
         return replace(new, type=integers[max(integers.index(before), integers.index(after))])
     if isinstance(before, T.FloatType | T.DoubleType) and isinstance(after, T.FloatType | T.DoubleType):
         return replace(new, type=T.DoubleType())
+    if isinstance(before, T.DecimalType) and isinstance(after, T.DecimalType):
+        scale = max(before.scale, after.scale)
+        precision = max(before.precision - before.scale, after.precision - after.scale) + scale
+        if precision <= _MAX_PRECISION:
+            return replace(new, type=T.DecimalType(precision, scale))
     raise ConfigError(
         [
             f"column {name!r} is {before.simpleString()} in some records and {after.simpleString()} in others; "

@@ -23,6 +23,10 @@ _FIRST_MICROS = "(-9223372036854775807L - 1L)"
 _ZONE = "'T.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$'"
 _INTEGER = "'^-?[0-9]+$'"
 
+# Infinity as java.time.LocalDate, and as java.sql's dates and timestamps (the first of which lose that they are before Christ).
+_IS_LAST = "({0} = 'infinity' OR {0} RLIKE '^[+](5877611-06-21|292278994-08-1)')".format
+_IS_FIRST = "({0} = '-infinity' OR {0} RLIKE '^(-5877611-06-2|-292275055-05-1|[+]292269055-12-0)')".format
+
 
 def timestamp(raw: str, unit: str | None, *, default_unit: str) -> str:
     """Return SQL for the value as TIMESTAMP; text without a zone is UTC."""
@@ -55,8 +59,8 @@ def date(raw: str) -> str:
     """Return SQL for days since 1970, or ISO text, as DATE."""
     return (
         f"CASE WHEN {raw} RLIKE {_INTEGER} THEN {let(f'try_cast({raw} AS BIGINT)', _date_of_days)} "
-        f"WHEN {raw} = 'infinity' THEN date_from_unix_date(2147483647) "
-        f"WHEN {raw} = '-infinity' THEN date_from_unix_date(-2147483647 - 1) "
+        f"WHEN {_IS_LAST(raw)} THEN date_from_unix_date(2147483647) "
+        f"WHEN {_IS_FIRST(raw)} THEN date_from_unix_date(-2147483647 - 1) "
         f"ELSE try_cast(trim(TRAILING 'Z' FROM {raw}) AS DATE) END"
     )
 
@@ -127,7 +131,7 @@ def _micros(raw: str, unit: str) -> str:
 
 def _timestamp_of_text(raw: str) -> str:
     return (
-        f"CASE WHEN {raw} = 'infinity' THEN timestamp_micros({_LAST_MICROS}) "
-        f"WHEN {raw} = '-infinity' THEN timestamp_micros({_FIRST_MICROS}) "
+        f"CASE WHEN {_IS_LAST(raw)} THEN timestamp_micros({_LAST_MICROS}) "
+        f"WHEN {_IS_FIRST(raw)} THEN timestamp_micros({_FIRST_MICROS}) "
         f"WHEN {raw} RLIKE {_ZONE} THEN try_cast({raw} AS TIMESTAMP_LTZ) ELSE try_cast(concat({raw}, 'Z') AS TIMESTAMP_LTZ) END"
     )

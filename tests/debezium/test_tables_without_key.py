@@ -100,6 +100,23 @@ def test_values_that_were_not_sent_are_those_of_the_old_row(spark, create_table,
     assert errors == ["name was not sent; tags was not sent", "before's name was not sent; before's tags was not sent"]
 
 
+def test_times_that_python_does_not_have_are_values_as_any_other(spark, create_table):
+    columns = "at TIMESTAMP, day DATE"
+    path = create_table(columns)
+    sink = merge_sink(path, **debezium.KEYLESS_MERGE_OPTIONS)
+    far, early = {"at": "infinity", "day": 2146033979}, {"at": "-0043-03-15T12:00:00Z", "day": -2440550}
+    for one in (
+        [event("c", 60, after=far), event("c", 61, after=early), event("c", 62, after=early)],
+        [event("d", 70, before=far), event("d", 71, before=early), event("c", 72, after=far)],
+    ):
+        sink.merge(debezium.changes(frame_of(spark, *one), columns, keys=[]))
+    rows = spark.read.format("delta").load(path).selectExpr("CAST(at AS STRING)", "CAST(day AS STRING)").collect()
+    assert sorted(map(tuple, rows)) == [
+        ("+294247-01-10 04:00:54.775807", "+5881580-07-11"),
+        ("-0043-03-15 12:00:00", "-4712-01-01"),
+    ]
+
+
 def test_the_default_of_an_added_column_is_in_both_images(spark, create_table, read_rows):
     columns = {"id": "BIGINT", "channel": debezium.Field("STRING", default="web")}
     path = create_table("id BIGINT, channel STRING")
