@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.envelope import Message, ParsedJson, header, message_fields, parse_json
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
+from stream_merge.debezium.header_keys import PARSE_OPTIONS, mark_digits
 from stream_merge.debezium.rows import decode_values, select_changes
 from stream_merge.debezium.schemas import learn_columns
 from stream_merge.debezium.settings import CHANGE_COL, Settings
@@ -157,7 +158,10 @@ def _decode_records(records: DataFrame, settings: Settings) -> DataFrame:
         has_headers=has_headers,
     )
     key_fields: dict[str, T.DataType] = dict.fromkeys(settings.keys or ("",), T.StringType())
-    keys = {name: parse_json(F.col(name), key_fields) for name in ("key", "old_key", "new_key")}
+    keys = {
+        "key": parse_json(F.col("key"), key_fields),
+        **{name: parse_json(F.col(name), key_fields, PARSE_OPTIONS) for name in ("old_key", "new_key")},
+    }
 
     frame = _select_texts(records, settings)
     frame = frame.withColumns(
@@ -190,8 +194,13 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
     has_headers = "headers" in records.columns
     timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp")
     is_binary = isinstance(records.schema["value"].dataType, T.BinaryType)
+    keys = [(name, settings.fields[name]) for name in settings.keys]
     headers = {
-        name: F.expr(header("headers", header_name) if has_headers else "CAST(NULL AS STRING)")
+        name: F.expr(
+            mark_digits(header("headers", header_name), keys, settings.handling)
+            if has_headers
+            else "CAST(NULL AS STRING)"
+        )
         for name, header_name in (("old_key", OLD_KEY_HEADER), ("new_key", NEW_KEY_HEADER))
     }
     texts = records.select(

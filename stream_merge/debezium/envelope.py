@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column
@@ -52,8 +52,10 @@ class ParsedJson:
         return f"{body}.f{self.names.index(name)}"
 
 
-def parse_json(json: Column, fields: dict[str, T.DataType]) -> ParsedJson:
-    """Parse JSON of these fields, wrapped in "payload" or not, in one pass.
+def parse_json(
+    json: Column, fields: dict[str, T.DataType], more_options: Mapping[str, str] | None = None
+) -> ParsedJson:
+    """Parse JSON of these fields, wrapped in "payload" or not, in one pass; with `more_options` of Spark's.
 
     Values are taken as text, of arrays and objects their JSON: a value of another type than expected then fails alone, and not the
     whole record. Where a field is called "payload", it is not taken for the wrapping.
@@ -66,7 +68,7 @@ def parse_json(json: Column, fields: dict[str, T.DataType]) -> ParsedJson:
     placed_body = [T.StructField(f"f{p}", _positional(field.dataType)) for p, field in enumerate(body.fields)]
     placed_payload = [T.StructField("payload", T.StructType(placed_body))] if payload else []
     placed = T.StructType([*placed_body, *placed_payload, T.StructField(_CORRUPT, T.StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, **(more_options or {})}
     parsed = F.from_json(json, schema, options).cast(placed)
     if not payload:
         parsed = parsed.withField("payload", F.lit(None).cast(T.StructType(placed_body)))

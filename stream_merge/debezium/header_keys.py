@@ -1,0 +1,68 @@
+"""A row's other key, which Debezium puts into a header when a primary key changes: the key that it had, or that it got.
+
+Kafka Connect's own converter for headers (SimpleHeaderConverter) writes JSON, but not that of the record's key: decimals are digits
+where the key has base64, and control characters are not escaped. JsonConverter, which may be set for headers, writes them as in the
+key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pyspark.sql import types as T
+
+from stream_merge.debezium.decimals import plain_text
+from stream_merge.debezium.fields import Field
+from stream_merge.debezium.spelling import let, text
+from stream_merge.debezium.values import Handling, decode
+
+PARSE_OPTIONS = {"allowUnquotedControlChars": "true"}
+"""Spark's options for the JSON in the headers."""
+
+_MARK = "="
+"""What stands before a number of digits; no base64 begins with it."""
+
+
+def mark_digits(header: str, fields: Iterable[tuple[str, Field]], handling: Handling) -> str:
+    """Return SQL for the header's JSON, in which digits that stand for a decimal are text with a mark before it.
+
+    As text since Spark would make doubles of them, and marked since digits may be base64, too.
+
+    Args:
+        header: SQL for the header's text.
+        fields: The key columns.
+        handling: The connector's settings.
+    """
+    names = [re.escape(json.dumps(name, ensure_ascii=False)) for name, field in fields if _is_decimal(field, handling)]
+    if not names:
+        return header
+    # Within text every quote has a backslash before it, so that this is found nowhere but where a name stands.
+    digits = rf"([{{,]\s*(?:{'|'.join(names)})\s*:\s*)(-?[0-9][0-9.eE+-]*)"
+    marked = f'$1"{_MARK}$2"'
+    return f"regexp_replace({header}, {text(digits)}, {text(marked)})"
+
+
+def decode_key(raw: str, field: Field, handling: Handling) -> str:
+    """Return SQL for a value of a key in a header, in the field's type.
+
+    Args:
+        raw: SQL for the value's text, of what `mark_digits` gives.
+        field: The key column.
+        handling: The connector's settings.
+    """
+    as_in_key = decode(raw, field, handling)
+    if not _is_decimal(field, handling):
+        return as_in_key
+    number, digits = replace(field, semantic=None), replace(handling, decimals="string")
+    decoded = let(plain_text(f"substring({raw}, {len(_MARK) + 1})"), lambda plain: decode(plain, number, digits))
+    return f"CASE WHEN {raw} LIKE '{_MARK}%' THEN {decoded} ELSE {as_in_key} END"
+
+
+def _is_decimal(field: Field, handling: Handling) -> bool:
+    """Return whether the record's key has the value in base64."""
+    if field.kind is not None:
+        return field.kind == "Decimal"
+    return isinstance(field.data_type, T.DecimalType) and handling.decimals == "precise"
