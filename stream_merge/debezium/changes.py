@@ -39,7 +39,7 @@ def changes(
     keep_messages: bool = False,
     before: bool | None = None,
     order: Literal["source", "offset"] | None = None,
-    snapshot_first: bool = True,
+    snapshot_first: bool | None = None,
     decimals: Literal["precise", "string", "double"] = "precise",
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
     timestamp_unit: Literal["ms", "us", "ns"] = "us",
@@ -74,8 +74,9 @@ def changes(
         before: Whether `_change` has the row as it was; by default for tables without a key.
         order: What orders the changes of a key: the source's log, or the records' offsets, which are right as long as nothing
             is delivered again. By default the log; the offsets with `keep_tombstones`, since tombstones carry no place in the log.
-        snapshot_first: Whether rows of a snapshot rank before all changes, as they must after an initial snapshot: it may carry
-            a higher position than a change that it does not contain. False lets a later snapshot repair rows.
+        snapshot_first: Whether rows of a snapshot rank before all changes, as they must after an initial snapshot of PostgreSQL: it
+            may carry a higher position than a change that it does not contain. False lets a later snapshot repair rows. By
+            default they do, but for those of MySQL and MariaDB, which know their place in the log.
         decimals: The connector's `decimal.handling.mode`, for columns without a semantic type.
         binary: The connector's `binary.handling.mode`; "base64" is "bytes" too.
         timestamp_unit: Unit of timestamps that are integers and have no semantic type.

@@ -238,9 +238,20 @@ def test_mysql_s_log_is_ordered_across_its_files(spark):
         envelope("u", ROW, **mysql(file="binlog.000009", pos=1500)),
         envelope("u", ROW, **mysql(file="binlog.000009", pos=500, row=1)),
         envelope("u", ROW, **mysql(file="binlog.000009", pos=500, row=0)),
-        envelope("r", ROW, **mysql(file="binlog.000011", pos=9, snapshot="true")),
+        envelope("r", ROW, **mysql(file="binlog.000009", pos=499, snapshot="true")),
     ]
     assert order_of(spark, *messages) == [4, 3, 2, 1, 0]
+
+
+def test_a_second_snapshot_of_mysql_ranks_after_the_changes_that_it_contains(spark):
+    messages = [
+        envelope("r", ROW, **mysql(file="binlog.000010", pos=9, snapshot="true")),
+        envelope("u", ROW, **mysql(file="binlog.000009", pos=500)),
+        envelope("r", ROW, **mysql(file="binlog.000009", pos=9, snapshot="last")),
+        envelope("u", ROW, **mysql(file="binlog.000010", pos=50)),
+    ]
+    assert order_of(spark, *messages) == [2, 1, 0, 3]
+    assert order_of(spark, *messages, snapshot_first=True) == [2, 0, 1, 3]
 
 
 def test_sql_server_s_and_oracle_s_logs_are_ordered(spark):
