@@ -1,4 +1,4 @@
-"""Logs captured from a real MariaDB: the columns of each table, and rows in the form of the database's contents."""
+"""Logs captured from a real MariaDB and a real MySQL: columns of each table, rows in the form of the database's contents."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.debezium.captures import CAPTURES, EVENT_SCHEMA, as_records, canonica
 PLAIN = CAPTURES / "mariadb"
 WITH_SCHEMA = CAPTURES / "mariadb-schema"
 SECOND_SNAPSHOT = CAPTURES / "mariadb-second-snapshot"
+MYSQL = CAPTURES / "mysql"
 
 MILLIS = "io.debezium.time.Timestamp"
 MICROS = "io.debezium.time.MicroTimestamp"
@@ -115,14 +116,33 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "wiped": {"id": "INT", "v": "STRING"},
     "ci_keys": {"name": "STRING", "v": "INT"},
     "child": {"id": "INT", "parent": "INT"},
+    # Of MySQL; those above are of MariaDB.
+    "t": {
+        **dict.fromkeys(("id", "y"), "INT"),
+        "tu": "SMALLINT",
+        "bu": "BIGINT",
+        "d": "DECIMAL(12, 2)",
+        "f": "FLOAT",
+        "b5": Field("STRING", "io.debezium.data.Bits", length=5),
+        "da": "DATE",
+        "ti": Field("STRING", "io.debezium.time.MicroTime"),
+        "dt": Field("TIMESTAMP_NTZ", MILLIS),
+        "ts": "TIMESTAMP",
+        "e": Field("STRING", "io.debezium.data.Enum"),
+        **dict.fromkeys(("s", "v"), "STRING"),
+        "bl": "BINARY",
+        "g": SHAPE,
+    },
+    "k": {"a": "DECIMAL(8, 2)", "b": "BINARY", "v": "INT"},
 }
 KEYS = {
-    **{table: ["id"] for table in ("zoo", "lossy", "accounts", "altered", "wiped", "child", "big_keys")},
+    **{table: ["id"] for table in ("zoo", "lossy", "accounts", "altered", "wiped", "child", "big_keys", "t")},
     "lines": ["order_no", "line"],
     "odd_keys": ["a", "b", "c", "d", "e", "f"],
     "odd_names": ["the.key", "select"],
     "nokey": [],
     "ci_keys": ["name"],
+    "k": ["a", "b"],
 }
 TOPICS = {"odd_names": "we.ird_t_ble__"}
 """What Debezium makes of names that no topic can have: every other letter is an underscore."""

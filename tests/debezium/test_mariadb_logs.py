@@ -1,4 +1,4 @@
-"""Logs of a real MariaDB, by Debezium's connector for it: decoded and merged, they give the database's own contents.
+"""Logs of a real MariaDB, by Debezium's connector for it, and of a MySQL: they give the database's own contents.
 
 The load has every type with its extremes, odd names, keys of many types, key changes, deletes and inserts of one key in
 one transaction, rollbacks, statements of many rows, TRUNCATE, ALTER TABLE and seven binlog files. The snapshot was taken
@@ -20,6 +20,7 @@ from tests.debezium.captures import fold
 from tests.debezium.mariadb import (
     COLUMNS,
     KEYS,
+    MYSQL,
     PLAIN,
     SECOND_SNAPSHOT,
     WITH_SCHEMA,
@@ -40,6 +41,12 @@ KEYED = ["zoo", "accounts", "lines", "odd_keys", "odd_names", "altered", "wiped"
 def test_the_log_makes_the_database_s_own_tables(spark, table):
     rows = decode(spark, table).collect()
     assert own_rows(fold(rows, KEYS[table])) == read_own(PLAIN, table)
+
+
+@pytest.mark.parametrize("table", ["t", "k"])
+def test_the_log_of_mysql_makes_its_own_tables(spark, table):
+    """MySQL 5.5, by the connector for MySQL: its messages are those of MariaDB's."""
+    assert own_rows(fold(decode(spark, table, MYSQL).collect(), KEYS[table])) == read_own(MYSQL, table)
 
 
 def test_a_snapshot_that_was_begun_anew_repairs_what_was_lost_in_between(spark):
@@ -95,17 +102,19 @@ def test_batches_make_the_database_s_own_tables(spark, create_table, table, numb
     assert (again.num_target_rows_inserted, again.num_target_rows_deleted) == (0, 0)
 
 
-@pytest.mark.parametrize("table", ["odd_keys", "odd_names", "nokey"])
-def test_batches_in_any_order_make_the_database_s_own_tables(spark, create_table, table):
+@pytest.mark.parametrize(
+    ("directory", "table"), [(MYSQL, "k"), (PLAIN, "odd_names"), (PLAIN, "nokey")], ids=["k", "odd_names", "nokey"]
+)
+def test_batches_in_any_order_make_the_database_s_own_tables(spark, create_table, directory, table):
     sink, path = sink_of(create_table, table, True)
-    changes = decode(spark, table).persist()
+    changes = decode(spark, table, directory).persist()
     number_of_batch = F.pmod(F.xxhash64("_change.partition", "_change.offset"), F.lit(2))
     try:
         for number in (1, 0, 1):
             sink.merge(changes.where(number_of_batch == number))
     finally:
         changes.unpersist()
-    assert rows_of(spark, path) == read_own(PLAIN, table)
+    assert rows_of(spark, path) == read_own(directory, table)
 
 
 def test_what_the_connector_sends_of_values_that_it_cannot_send(spark):
