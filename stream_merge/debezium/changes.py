@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.envelope import Message, ParsedJson, header, message_fields, parse_json
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
-from stream_merge.debezium.header_keys import header_json
+from stream_merge.debezium.header_keys import PARSE_OPTIONS, mark_digits
 from stream_merge.debezium.rows import decode_values, select_changes
 from stream_merge.debezium.schemas import Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
@@ -41,7 +41,7 @@ def changes(
     keep_messages: bool = False,
     before: bool | None = None,
     order: Literal["source", "offset"] | None = None,
-    snapshot_first: bool = True,
+    snapshot_first: bool | None = None,
     decimals: Literal["precise", "string", "double"] = "precise",
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
     timestamp_unit: Literal["ms", "us", "ns"] = "us",
@@ -76,8 +76,9 @@ def changes(
         before: Whether `_change` has the row as it was; by default for tables without a key.
         order: What orders the changes of a key: the source's log, or the records' offsets, which are right as long as nothing
             is delivered again. By default the log; the offsets with `keep_tombstones`, since tombstones carry no place in the log.
-        snapshot_first: Whether rows of a snapshot rank before all changes, as they must after an initial snapshot: it may carry
-            a higher position than a change that it does not contain. False lets a later snapshot repair rows.
+        snapshot_first: Whether rows of a snapshot rank before all changes, as they must after an initial snapshot of PostgreSQL: it
+            may carry a higher position than a change that it does not contain. False lets a later snapshot repair rows. By
+            default they do, but for those of MySQL and MariaDB, which know their place in the log.
         decimals: The connector's `decimal.handling.mode`, for columns without a semantic type.
         binary: The connector's `binary.handling.mode`; "base64" is "bytes" too.
         timestamp_unit: Unit of timestamps that are integers and have no semantic type.
@@ -177,9 +178,10 @@ def _decode_records(records: DataFrame, settings: Settings) -> DataFrame:
         has_headers=has_headers,
     )
     key_fields: dict[str, T.DataType] = dict.fromkeys(settings.keys or ("",), T.StringType())
-    keys = {"key": parse_json(F.col("key"), key_fields)}
-    for name in ("old_key", "new_key"):
-        keys[name] = parse_json(F.expr(header_json(name, settings)), key_fields, {"allowUnquotedControlChars": "true"})
+    keys = {
+        "key": parse_json(F.col("key"), key_fields),
+        **{name: parse_json(F.col(name), key_fields, PARSE_OPTIONS) for name in ("old_key", "new_key")},
+    }
 
     frame = _select_texts(records, settings)
     frame = frame.withColumns(
@@ -212,8 +214,13 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
     has_headers = "headers" in records.columns
     timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp")
     is_binary = isinstance(records.schema["value"].dataType, T.BinaryType)
+    keys = [(name, settings.fields[name]) for name in settings.keys]
     headers = {
-        name: F.expr(header("headers", header_name) if has_headers else "CAST(NULL AS STRING)")
+        name: F.expr(
+            mark_digits(header("headers", header_name), keys, settings.handling)
+            if has_headers
+            else "CAST(NULL AS STRING)"
+        )
         for name, header_name in (("old_key", OLD_KEY_HEADER), ("new_key", NEW_KEY_HEADER))
     }
     texts = records.select(

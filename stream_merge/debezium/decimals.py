@@ -53,6 +53,19 @@ def decimal(raw: str, field: Field, data_type: T.DecimalType, *, decimals: str) 
     return let(decimal_text(raw, field, decimals=decimals), fitting)
 
 
+def plain_text(number: str) -> str:
+    """Return SQL for a number's text without an exponent; Java writes 0.00000001 as 1E-8."""
+
+    def unfold(raw: str) -> str:
+        mantissa = f"regexp_extract({raw}, '^[^eE]*', 0)"
+        fraction = f"length(regexp_extract({mantissa}, '[.]([0-9]*)$', 1))"
+        exponent = f"try_cast(regexp_extract({raw}, '[eE]([+-]?[0-9]+)$', 1) AS INT)"
+        plain = let(f"{fraction} - {exponent}", lambda scale: _plain(f"replace({mantissa}, '.', '')", scale))
+        return f"CASE WHEN {raw} RLIKE '[eE]' THEN {plain} ELSE {raw} END"
+
+    return let(number, unfold)
+
+
 def _variable(raw: str) -> str:
     return let(
         f"from_json({raw}, 'scale INT, value STRING')",

@@ -199,13 +199,13 @@ class Message:
         return f"CASE layout WHEN 'envelope' THEN {of_envelope} WHEN 'flattened' THEN {of_flattened} END"
 
 
-def sequence_sql(order: str, *, snapshot_first: bool) -> str:
+def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     """Return SQL for the struct that orders the changes of one key, over `op`, `position` and `offset`.
 
-    `phase` is 0 for rows of a snapshot and 1 for changes; `position`, `part` and `event` are the place in the
-    source's log: PostgreSQL lsn, 0, order in the transaction; MySQL number of the binlog file, position, row; SQL Server and Db2
-    the two halves of the change's lsn and the number of the event; Oracle scn, 0, ssn; else the record's offset. `half` puts
-    a delete before a create, which have all else in common where a primary key changes.
+    `phase` is 0 for rows of a snapshot that rank before all changes, and 1 for all else; `position`, `part` and `event` are
+    the place in the source's log: PostgreSQL lsn, 0, order in the transaction; MySQL number of the binlog file, position,
+    row; SQL Server and Db2 the two halves of the change's lsn and the number of the event; Oracle scn, 0, ssn; else the
+    record's offset. `half` puts a delete before a create, which have all else in common where a primary key changes.
     """
     number = "coalesce(try_cast({} AS BIGINT), 0L)".format
     half = "IF(op = 'd', 0L, 1L)"
@@ -220,7 +220,10 @@ def sequence_sql(order: str, *, snapshot_first: bool) -> str:
     minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, 0L)"
     event = number("coalesce(position.row, position.event_serial_no, position.ssn, position.total_order)")
     is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
-    phase = f"IF({is_snapshot}, 0L, 1L)" if snapshot_first else "1L"
+    # MySQL's log stands still while a snapshot learns its position, so that this is the row's place among the changes. A
+    # connector that is killed before it has committed any offset begins anew with a snapshot, newer than some changes.
+    is_first = is_snapshot if snapshot_first else f"{is_snapshot} AND {file_number} IS NULL"
+    phase = "1L" if snapshot_first is False else f"IF({is_first}, 0L, 1L)"
     return (
         f"named_struct('phase', {phase}, 'position', CAST({major} AS BIGINT), 'part', {minor}, "
         f"'event', {event}, 'half', {half})"

@@ -1,54 +1,68 @@
-"""The other key of a changed primary key, in the record's headers.
+"""A row's other key, which Debezium puts into a header when a primary key changes: the key that it had, or that it got.
 
-Kafka Connect's default `header.converter`, the SimpleHeaderConverter, writes what only resembles JSON: control characters stand
-as they are, and a decimal is a number, with all its digits, where the record's key has base64. With the JsonConverter a header is
-as a key.
+Kafka Connect's own converter for headers (SimpleHeaderConverter) writes JSON, but not that of the record's key: decimals are digits
+where the key has base64, and control characters are not escaped. JsonConverter, which may be set for headers, writes them as in the
+key.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pyspark.sql import types as T
 
+from stream_merge.debezium.decimals import plain_text
 from stream_merge.debezium.fields import Field
-from stream_merge.debezium.settings import Settings
-from stream_merge.debezium.spelling import text
+from stream_merge.debezium.spelling import let, text
 from stream_merge.debezium.values import Handling, decode
 
-_MARK = "#"
-"""What a number without quotes is told by: it is in no base64."""
+PARSE_OPTIONS = {"allowUnquotedControlChars": "true"}
+"""Spark's options for the JSON in the headers."""
+
+_MARK = "="
+"""What stands before a number of digits; no base64 begins with it."""
 
 
-def header_json(name: str, settings: Settings) -> str:
-    """Return SQL for a header's text, the numbers of decimals in quotes and marked: Spark reads others as doubles."""
-    sql = name
-    for position in settings.key_positions:
-        if _is_bytes(list(settings.fields.values())[position], settings.handling):
-            # No text in JSON has it: its quotes would be escaped.
-            start = re.escape(f"{json.dumps(settings.names[position], ensure_ascii=False)}:")
-            pattern, marked = rf"({start})(-?[0-9][^,}}]*)", rf'$1"{_MARK}$2"'
-            sql = f"regexp_replace({sql}, {text(pattern)}, {text(marked)})"
-    return sql
+def mark_digits(header: str, fields: Iterable[tuple[str, Field]], handling: Handling) -> str:
+    """Return SQL for the header's JSON, in which digits that stand for a decimal are text with a mark before it.
+
+    As text since Spark would make doubles of them, and marked since digits may be base64, too.
+
+    Args:
+        header: SQL for the header's text.
+        fields: The key columns.
+        handling: The connector's settings.
+    """
+    names = [re.escape(json.dumps(name, ensure_ascii=False)) for name, field in fields if _is_decimal(field, handling)]
+    if not names:
+        return header
+    # Within text every quote has a backslash before it, so that this is found nowhere but where a name stands.
+    digits = rf"([{{,]\s*(?:{'|'.join(names)})\s*:\s*)(-?[0-9][0-9.eE+-]*)"
+    marked = f'$1"{_MARK}$2"'
+    return f"regexp_replace({header}, {text(digits)}, {text(marked)})"
 
 
-def decode_header(raw: str, field: Field, handling: Handling) -> str:
-    """Return SQL for a value of a header's key, as `decode` does for one of the record's key."""
-    value = decode(raw, field, handling)
-    if not _is_bytes(field, handling):
-        return value
-    number = f"substring({raw}, 2)"
-    if isinstance(field.data_type, T.StringType):
-        # The digits of the scale, as those of the record's key.
-        plain = f"CASE WHEN NOT contains({raw}, 'E') THEN {number} END"
-    else:
-        plain = decode(number, replace(field, semantic=None, scale=None), replace(handling, decimals="string"))
-    return f"CASE WHEN startswith({raw}, '{_MARK}') THEN {plain} ELSE {value} END"
+def decode_key(raw: str, field: Field, handling: Handling) -> str:
+    """Return SQL for a value of a key in a header, in the field's type.
+
+    Args:
+        raw: SQL for the value's text, of what `mark_digits` gives.
+        field: The key column.
+        handling: The connector's settings.
+    """
+    as_in_key = decode(raw, field, handling)
+    if not _is_decimal(field, handling):
+        return as_in_key
+    number, digits = replace(field, semantic=None), replace(handling, decimals="string")
+    decoded = let(plain_text(f"substring({raw}, {len(_MARK) + 1})"), lambda plain: decode(plain, number, digits))
+    return f"CASE WHEN {raw} LIKE '{_MARK}%' THEN {decoded} ELSE {as_in_key} END"
 
 
-def _is_bytes(field: Field, handling: Handling) -> bool:
-    """Return whether the record's key has the value as bytes."""
-    is_decimal = isinstance(field.data_type, T.DecimalType) and field.kind is None and handling.decimals == "precise"
-    return field.kind == "Decimal" or is_decimal
+def _is_decimal(field: Field, handling: Handling) -> bool:
+    """Return whether the record's key has the value in base64."""
+    if field.kind is not None:
+        return field.kind == "Decimal"
+    return isinstance(field.data_type, T.DecimalType) and handling.decimals == "precise"

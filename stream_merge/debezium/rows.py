@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.debezium.envelope import sequence_sql
 from stream_merge.debezium.fields import Field
-from stream_merge.debezium.header_keys import decode_header
+from stream_merge.debezium.header_keys import decode_key
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.spelling import text
 from stream_merge.debezium.unavailable import is_unavailable
@@ -36,7 +36,7 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
             values[f"v{position}"] = value(f"t{position}")
             for other in ("old", "new"):
                 texts[f"{other}{position}"] = f"{other}_key.{member}"
-                values[f"{other}v{position}"] = decode_header(f"{other}{position}", field, settings.handling)
+                values[f"{other}v{position}"] = decode_key(f"{other}{position}", field, settings.handling)
         else:
             if settings.is_by_contents:
                 # REPLICA IDENTITY FULL sends all of the row as it was.

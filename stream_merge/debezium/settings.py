@@ -53,7 +53,7 @@ class Settings:
     keep_messages: bool
     before: bool
     order: str
-    snapshot_first: bool
+    snapshot_first: bool | None
     handling: Handling
 
     @property

@@ -92,6 +92,9 @@ def _string(raw: str, field: Field, handling: Handling) -> str:
             return decimal_text(raw, field, decimals=handling.decimals)
         case "Bits":
             return _bits_text(raw, field.length)
+        case "Enum":
+            # Of MySQL's log, not of its snapshot: a comma within a value has a backslash before it.
+            return f"replace({raw}, {text(chr(92) + ',')}, ',')"
         case "Date":
             return times.date_text(raw)
         case "Time" | "MicroTime" | "NanoTime" as kind:

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import ConfigError, debezium
-from tests.debezium.records import PLACEHOLDER, SCHEMA, decode, envelope, frame_of, record, with_schema
+from tests.debezium.records import PLACEHOLDER, SCHEMA, base64_of, decode, envelope, frame_of, record, with_schema
 
 COLUMNS = "id BIGINT, name STRING, price DECIMAL(5, 2)"
 KEY = {"id": 1}
@@ -151,6 +151,39 @@ def test_a_changed_primary_key_leads_to_the_row_under_the_old_one(spark):
     assert broken["_change"]["error"].startswith("the key is not the JSON of a key")
 
 
+def test_decimals_of_the_other_key_are_digits_in_the_header_and_base64_in_the_key(spark):
+    """Kafka Connect's converter for headers writes the digits, of which some are base64, too."""
+    columns = {
+        "n": "DECIMAL(8, 0)",
+        "c": "DECIMAL(38, 20)",
+        "t": debezium.Field("STRING", "org.apache.kafka.connect.data.Decimal", scale=10),
+        "u": debezium.Field("BIGINT", "Decimal"),
+        "k": "STRING",
+    }
+    key = {"n": base64_of(1234), "c": base64_of(10**20), "t": base64_of(1), "u": base64_of(1), "k": "a"}
+
+    def other_keys(header):
+        create = record(key, envelope("c", key), 0, **{"__debezium.oldkey": header})
+        (row,) = decode(spark, create, columns=columns, keys=list(columns))
+        assert row["_change"]["error"] is None
+        return [str(value) for value in row["_change"]["old_key"]]
+
+    in_digits = b'{"n":1234,"c":123456789012345678.12345678901234567890,"t":-1.00E-8,"u":12345678,"k":"a"}'
+    expected = ["1234", "123456789012345678.12345678901234567890", "-0.0000000100", "12345678", "a"]
+    assert other_keys(in_digits) == expected
+    assert other_keys(b'{"schema": {}, "payload": ' + in_digits + b"}") == expected
+    # JsonConverter as the converter for headers.
+    assert other_keys(key) == ["1234", "1.00000000000000000000", "0.0000000001", "1", "a"]
+    zero = b'{"n":0,"c":0E-20,"t":0E-10,"u":0,"k":"{\\"n\\":5,\\"c\\":7}"}'
+    assert other_keys(zero)[2:] == ["0.0000000000", "0", '{"n":5,"c":7}']
+
+
+def test_control_characters_are_not_escaped_in_the_key_in_a_header(spark):
+    create = record({"k": "b"}, envelope("c", {"k": "b"}), 0, **{"__debezium.oldkey": b'{"k":"line\nbreak\t\x01"}'})
+    (row,) = decode(spark, create, columns="k STRING", keys=["k"])
+    assert (row["_change"]["old_key"]["k"], row["_change"]["error"]) == ("line\nbreak\t\x01", None)
+
+
 def test_records_without_headers_and_as_text_are_read(spark):
     records = frame_of(spark, record(KEY, envelope("c", ROW)))
     texts = records.select("topic", "partition", "offset", F.col("key").cast("string"), F.col("value").cast("string"))
@@ -205,9 +238,20 @@ def test_mysql_s_log_is_ordered_across_its_files(spark):
         envelope("u", ROW, **mysql(file="binlog.000009", pos=1500)),
         envelope("u", ROW, **mysql(file="binlog.000009", pos=500, row=1)),
         envelope("u", ROW, **mysql(file="binlog.000009", pos=500, row=0)),
-        envelope("r", ROW, **mysql(file="binlog.000011", pos=9, snapshot="true")),
+        envelope("r", ROW, **mysql(file="binlog.000009", pos=499, snapshot="true")),
     ]
     assert order_of(spark, *messages) == [4, 3, 2, 1, 0]
+
+
+def test_a_second_snapshot_of_mysql_ranks_after_the_changes_that_it_contains(spark):
+    messages = [
+        envelope("r", ROW, **mysql(file="binlog.000010", pos=9, snapshot="true")),
+        envelope("u", ROW, **mysql(file="binlog.000009", pos=500)),
+        envelope("r", ROW, **mysql(file="binlog.000009", pos=9, snapshot="last")),
+        envelope("u", ROW, **mysql(file="binlog.000010", pos=50)),
+    ]
+    assert order_of(spark, *messages) == [2, 1, 0, 3]
+    assert order_of(spark, *messages, snapshot_first=True) == [2, 0, 1, 3]
 
 
 def test_sql_server_s_and_oracle_s_logs_are_ordered(spark):
