@@ -198,6 +198,7 @@ def followed_moves(
             rows = keep(frame, at_once=moves.is_small)
             return [] if rows is None else [rows]
 
+        own: list[DataFrame] = []
         if moves.num_departures:
             target = read_target(moves)
             hops = _hops(moves, stack)
@@ -208,15 +209,19 @@ def followed_moves(
                 # Kept at once: a plan that computes one state from the other would grow with each key of a row.
                 state = handover.states(target, [*handed, *states])
                 states = [stack.enter_context(persisted(state, at_once=moves.is_small))]
-            handed += kept(handover.states(target, [*handed, *states]))
+            own = kept(handover.states(target, [*handed, *states]))
+            handed += own
         incomplete = lacking()
-        passed = handed if incomplete is not None else []
+        passed, followed = handed, [] if incomplete is None else [incomplete]
         for _ in range(_MAX_HOPS):
-            if not passed or incomplete is None:
+            if not passed or not followed:
                 break
             # Rows that have left their new key, too, before the values came: these go after them.
-            passed = kept(handover.passed_on(reduce(DataFrame.unionByName, passed), incomplete))
+            given = reduce(DataFrame.unionByName, passed)
+            passed = kept(reduce(DataFrame.unionByName, [handover.passed_on(given, left) for left in followed]))
             handed += passed
+            # Also after rows that leave in this batch the key to which the values have come now; all else these took along.
+            followed = [*followed[:1], *own]
         yield reduce(DataFrame.unionByName, [moves.changes, *(handover.fills(frame) for frame in handed)])
 
 

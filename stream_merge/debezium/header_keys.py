@@ -61,6 +61,11 @@ def decode_key(raw: str, field: Field, handling: Handling) -> str:
     return f"CASE WHEN {raw} LIKE '{_MARK}%' THEN {decoded} ELSE {as_in_key} END"
 
 
+def unmarked(raw: str) -> str:
+    """Return SQL for a value's text as the header has it."""
+    return f"trim(LEADING '{_MARK}' FROM {raw})"
+
+
 def _is_decimal(field: Field, handling: Handling) -> bool:
     """Return whether the record's key has the value in base64."""
     if field.kind is not None:

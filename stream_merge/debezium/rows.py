@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.debezium.envelope import sequence_sql
 from stream_merge.debezium.fields import Field
-from stream_merge.debezium.header_keys import decode_key
+from stream_merge.debezium.header_keys import decode_key, unmarked
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.spelling import text
 from stream_merge.debezium.unavailable import is_unavailable
@@ -130,5 +130,6 @@ def _error_sql(settings: Settings) -> str:
     for position, raw, value, condition, name in columns:
         is_misfit = f"{raw} IS NOT NULL AND {value} IS NULL AND {condition}"
         reason = text(f"{name} is no {types[position]}: ")
-        parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({raw}, 80)) END")
+        sent = unmarked(raw) if raw.startswith(("old", "new")) else raw
+        parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80)) END")
     return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"

@@ -107,6 +107,22 @@ class TestOneMove:
         assert read_rows(table, "id", "a", "b") == [Row(id=1, a="other", b="other"), Row(id=3, a="a3", b="B")]
         assert result.num_unresolved_rows == 0
 
+    def test_a_value_that_comes_late_goes_after_a_row_that_leaves_again_in_the_same_batch(
+        self, create_source, read_rows, table
+    ):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(2, "A", None, 11, "b", old=1), delete(2, 20, new=3)]))
+        changes = [
+            delete(1, 10, new=2),
+            upsert(3, "C", None, 21, "b", old=2),
+            delete(3, 30, new=4),
+            upsert(4, "D", None, 31, "b", old=3),
+            delete(4, 40, new=5),
+            upsert(5, "E", None, 41, "b", old=4),
+        ]
+        sink.merge(create_source(SCHEMA, changes))
+        assert read_rows(table, "id", "a", "b", "seq") == [Row(id=5, a="E", b="b1", seq=41)]
+
     def test_a_row_that_is_gone_gives_nothing(self, create_source, read_rows, table):
         sink = moving(table)
         sink.merge(create_source(SCHEMA, [delete(1, 5)]))
