@@ -93,7 +93,7 @@ class Decoder:
             binary=self.decode.binary,
         )
 
-    def _columns_of(self, records: DataFrame) -> dict[str, debezium.Field]:
+    def _columns_of(self, records: DataFrame) -> dict[str, debezium.Field] | LearntColumns:
         """Return the columns as the file gives them, else as the messages tell them, else as the target has them.
 
         What the messages tell goes before the target, whose types do not tell in which unit a source writes its times.
@@ -107,7 +107,7 @@ class Decoder:
             self._has_schema = _has_schema_part(records)
         learnt = self._learn(records) if self._has_schema else None
         if learnt is not None:
-            return self._as_in_target(learnt.fields, present)
+            return self._as_in_target(learnt, present)
         if present is None:
             raise PipelineError(
                 f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), and the "
@@ -127,14 +127,12 @@ class Decoder:
                 raise
         return self._learnt
 
-    def _as_in_target(
-        self, fields: Mapping[str, debezium.Field], present: T.StructType | None
-    ) -> dict[str, debezium.Field]:
+    def _as_in_target(self, learnt: LearntColumns, present: T.StructType | None) -> LearntColumns:
         """Return what the messages tell of the columns, with the types that the target has for them."""
         if present is None:
-            return dict(fields)
+            return learnt
         types = {f.name: f.dataType for f in present.fields}
-        missing = [name for name in fields if name not in types and name not in self._told]
+        missing = [name for name in learnt.fields if name not in types and name not in self._told]
         if missing and not self.table.merge_schema:
             self._told.update(missing)
             logger.warning(
@@ -143,10 +141,17 @@ class Decoder:
                 self.target,
                 ", ".join(missing),
             )
-        return {
-            name: replace(each, type=types[name]) if name in types and not isinstance(types[name], _NESTED) else each
-            for name, each in fields.items()
-        }
+
+        def typed(fields: Mapping[str, debezium.Field]) -> dict[str, debezium.Field]:
+            return {
+                name: replace(each, type=types[name])
+                if name in types and not isinstance(types[name], _NESTED)
+                else each
+                for name, each in fields.items()
+            }
+
+        spellings = tuple(replace(spelling, fields=typed(spelling.fields)) for spelling in learnt.spellings)
+        return replace(learnt, fields=typed(learnt.fields), spellings=spellings)
 
     def _objects(self, records: DataFrame) -> DataFrame:
         if "value" not in records.columns:

@@ -4,11 +4,14 @@ import json
 import shutil
 
 import pytest
+from pyspark.sql import functions as F
 
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.progress import Progress
 from stream_merge.cli.stopping import StopSignals
 from tests.debezium.captures import CAPTURES, COLUMNS, EVENT_SCHEMA, SHOP, as_records, canonical_rows, read_expected
+from tests.debezium.postgres_values import rows_of_spark, with_times_as_text
+from tests.debezium.test_odd_tables import expected_rows, tables_of
 
 RECORDS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
@@ -80,6 +83,18 @@ def test_columns_that_the_messages_tell_make_the_database_s_own_tables(spark, ru
     for table, path in (("customers", "customers"), ("order_items", "items")):
         assert rows_of(spark, tmp_path / "lake" / path) == read_expected(CAPTURES / "small-schema", table)
     assert "phone" in spark.read.format("delta").load(f"{tmp_path}/lake/customers").columns
+
+
+def test_values_are_read_as_the_schema_of_their_own_message_spells_them(spark, run_pipeline, land_capture, tmp_path):
+    """A log in which the scale of a decimal and the digits of a timestamp were altered, in one batch; then all of it again."""
+    topic = "schema.public.evolving"
+    table = {"target": str(tmp_path / "t"), "keys": ["id"]}
+    columns = tables_of("odd-schema")[topic]["columns"]
+    for part in ("a", "b"):
+        run_pipeline(land_capture("odd-schema", f"topic = '{topic}'", part), table, decode="debezium")
+        rows = spark.read.format("delta").load(str(tmp_path / "t")).withColumn("dflt", F.coalesce("dflt", F.lit(42)))
+        rows = with_times_as_text(rows.select(*columns)).collect()
+        assert rows_of_spark((row.asDict() for row in rows), columns) == expected_rows("odd-schema", topic)
 
 
 def test_columns_that_nobody_tells_are_asked_for_and_then_those_of_the_target(
