@@ -176,6 +176,7 @@ class Intake:
                             read_target=lambda moves: self._left_rows(moves, resolved, transaction, read_files()),
                             left=memory.left,
                             lacking=memory.lacking,
+                            dead=memory.dead,
                             keep=memory.keep_moved,
                         )
                     )

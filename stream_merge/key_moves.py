@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.bridge.statement import RESERVED_PREFIX
@@ -174,6 +174,7 @@ def followed_moves(
     read_target: Callable[[Moves], DataFrame],
     left: Callable[[], DataFrame | None],
     lacking: Callable[[], DataFrame | None],
+    dead: Callable[[], DataFrame | None],
     keep: Keep,
 ) -> Iterator[DataFrame]:
     """Give the batch with the values that key changes hand on.
@@ -185,6 +186,7 @@ def followed_moves(
         read_target: Gives the target's rows of the keys that are left.
         left: Gives the tombstones of earlier batches that hold values; None if there are none.
         lacking: Gives those of them that hold some of the row's values only.
+        dead: Gives all tombstones of earlier batches; None if there are none.
         keep: Keeps what is handed on.
     """
     handover = _Handover(moves, config, partial)
@@ -200,16 +202,16 @@ def followed_moves(
 
         own: list[DataFrame] = []
         if moves.num_departures:
-            target = read_target(moves)
+            known = handover.known(read_target(moves), dead())
             hops = _hops(moves, stack)
             if hops > 1:
-                target = stack.enter_context(persisted(target, at_once=moves.is_small))
+                known = stack.enter_context(persisted(known, at_once=moves.is_small))
             states: list[DataFrame] = []
             for _ in range(hops - 1):
                 # Kept at once: a plan that computes one state from the other would grow with each key of a row.
-                state = handover.states(target, [*handed, *states])
+                state = handover.states(known, [*handed, *states])
                 states = [stack.enter_context(persisted(state, at_once=moves.is_small))]
-            own = kept(handover.states(target, [*handed, *states]))
+            own = kept(handover.states(known, [*handed, *states]))
             handed += own
         incomplete = lacking()
         passed, followed = handed, [] if incomplete is None else [incomplete]
@@ -260,24 +262,30 @@ class _Handover:
         self._keys = config.keys
         self._sequence = config.sequence_columns
         self._partial = partial
+        assert partial.sequence is not None  # Without one, the configuration has no keys that change.
+        self._sequence_type = partial.sequence
         self._key = F.struct(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(config.keys)])
         self._order = order_of(config.sequence_columns, partial)
 
-    def states(self, target: DataFrame, handed: Sequence[DataFrame]) -> DataFrame:
+    def states(self, known: DataFrame, handed: Sequence[DataFrame]) -> DataFrame:
         """Return tombstones with the values of the departures' rows, to which others may have been handed before.
 
         The row's columns are registers: the newest value that the target has or a change set, since the newest delete.
+
+        Args:
+            known: What `known` returned.
+            handed: The tombstones that hand values on to these rows.
         """
         changes = reduce(DataFrame.unionByName, [self._changes, *map(self.fills, handed)])
         departures = self._moves.departures
         key_type = departures.schema["from"].dataType
-        entries = [f"entry_{i}" for i in range(len(self._partial.columns))]
+        entries = self._entries
         # A departure without a history has a state, too.
         itself = departures.select(
             F.col("from").alias("key"),
             *[F.lit(None).alias(name) for name in ("order", "reset", "rank", *entries)],
         )
-        records = self._changed(changes).unionByName(self._known(target)).unionByName(itself)
+        records = self._changed(changes).unionByName(known).unionByName(itself)
         records = records.withColumn("key", F.col("key").cast(key_type))
         is_before = (F.col("key") == F.col("from")) & (F.col("order").isNull() | (F.col("order") < F.col("at")))
         newest = [
@@ -298,8 +306,12 @@ class _Handover:
         return folded.select(
             "from.*",
             F.col("at").alias("sequence"),
-            self._moved(F.col("to"), F.struct(*values), F.array_compact(F.array(*unset))),
+            self._moved(F.col("to"), F.struct(*values), F.array_compact(F.array(*unset)), F.col("reset")),
         )
+
+    @property
+    def _entries(self) -> list[str]:
+        return [f"entry_{i}" for i in range(len(self._partial.columns))]
 
     def _changed(self, changes: DataFrame) -> DataFrame:
         """Return what each change sets: of each column an entry of value and sequence, NULL if it leaves the column alone."""
@@ -318,8 +330,24 @@ class _Handover:
             *entries,
         )
 
+    def known(self, target: DataFrame, dead: DataFrame | None) -> DataFrame:
+        """Return what the table has of the keys that rows leave, and knows of their deletes, in the form of `_changed`."""
+        rows = self._known(target)
+        if dead is None:
+            return rows
+        key_type, order = self._moves.departures.schema["from"].dataType, F.col("sequence").cast(self._sequence_type)
+        deletes = dead.select(self._place(key_type).alias("key"), order.alias("order"), order.alias("reset"))
+        left = self._moves.broadcast_departures
+        deletes = deletes.join(left, F.col("key") == F.col("from"), "left_semi")
+        if self._moves.is_small:
+            deletes = deletes.repartition(1)
+        return rows.unionByName(deletes, allowMissingColumns=True)
+
+    def _place(self, key_type: DataType) -> Column:
+        """Return the key of a tombstone."""
+        return F.struct(*[F.col(f"k{i}") for i in range(len(self._keys))]).cast(key_type)
+
     def _known(self, target: DataFrame) -> DataFrame:
-        """Return the target's rows in the same form."""
         there = {field.name.lower() for field in target.schema}
         entries = []
         for i, name in enumerate(self._partial.columns):
@@ -343,20 +371,25 @@ class _Handover:
         arrivals = self._changes.where(
             ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull() & F.coalesce(F.size(UNSET) > 0, F.lit(False))
         ).select(F.col(OLD_KEY).alias("arrived_from"), self._key.alias("arrived_at"), self._order.alias("arrived"))
-        from_key = F.struct(*[F.col(f"k{i}") for i in range(len(self._keys))]).cast(key_type)
-        is_awaited = (F.col("arrived_from") == from_key) & (F.col("arrived_at") == F.col("moved.to").cast(key_type))
+        is_awaited = (F.col("arrived_from") == self._place(key_type)) & (
+            F.col("arrived_at") == F.col("moved.to").cast(key_type)
+        )
         return left.join(arrivals, is_awaited & ~(F.col("arrived") < F.col("sequence")), "left_semi")
 
     @staticmethod
-    def _moved(to: Column, row: Column, unset: Column) -> Column:
-        return F.struct(to.alias("to"), row.alias("row"), unset.alias("unset")).alias("moved")
+    def _moved(to: Column, row: Column, unset: Column, since: Column) -> Column:
+        """Return where a row went, its values, those that it lacked, and the newest delete of its key before."""
+        return F.struct(to.alias("to"), row.alias("row"), unset.alias("unset"), since.alias("since")).alias("moved")
 
     def passed_on(self, handed: DataFrame, left: DataFrame) -> DataFrame:
         """Return what is handed to rows that have left their new key since, as tombstones of that key."""
         earlier = handed.select(F.col("moved").alias("given"), F.col("sequence").alias("given_at"))
         key_type = self._changes.schema[OLD_KEY].dataType
-        next_key = F.struct(*[F.col(f"k{i}") for i in range(len(self._keys))]).cast(key_type)
-        is_next = (F.col("given.to").cast(key_type) == next_key) & (F.col("given_at") < F.col("sequence"))
+        is_next = (F.col("given.to").cast(key_type) == self._place(key_type)) & (F.col("given_at") < F.col("sequence"))
+        # Not what came to a row that was deleted before the one that left.
+        since = F.col("moved.since") if "since" in left.select("moved.*").columns else F.lit(None)
+        since = since.cast(self._sequence_type)
+        is_next &= F.coalesce(~(F.col("given_at").cast(self._sequence_type) < since), F.lit(True))
         # Only what the row lacked when it left: of all else it had newer values.
         names = F.array(*[F.lit(name.lower()) for name in self._partial.columns])
         unset = F.array_union("given.unset", F.array_except(names, F.col("moved.unset")))
@@ -364,7 +397,7 @@ class _Handover:
         return joined.where(F.size("still_unset") < len(self._partial.columns)).select(
             *[f"k{i}" for i in range(len(self._keys))],
             "sequence",
-            self._moved(F.col("moved.to"), F.col("given.row"), F.col("still_unset")),
+            self._moved(F.col("moved.to"), F.col("given.row"), F.col("still_unset"), since),
         )
 
     def fills(self, handed: DataFrame) -> DataFrame:

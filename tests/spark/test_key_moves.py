@@ -123,6 +123,22 @@ class TestOneMove:
         sink.merge(create_source(SCHEMA, changes))
         assert read_rows(table, "id", "a", "b", "seq") == [Row(id=5, a="E", b="b1", seq=41)]
 
+    @pytest.mark.parametrize("is_split", [False, True], ids=["at once", "delete by itself"])
+    def test_a_value_does_not_go_past_a_delete_to_the_next_row_of_the_key(
+        self, create_source, read_rows, table, is_split
+    ):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(9, "a9", "b9", 2)]))
+        of_key_2 = [upsert(2, "A", None, 11, "b", old=1), delete(2, 20)]
+        then = [upsert(2, "C", None, 31, "b", old=9), delete(2, 40, new=3)]
+        for batch in (
+            *([of_key_2, then] if is_split else [of_key_2 + then]),
+            [delete(1, 10, new=2), upsert(3, "D", None, 41, "b", old=2)],
+            [delete(9, 30, new=2)],
+        ):
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b", "seq") == [Row(id=3, a="D", b="b9", seq=41)]
+
     def test_a_row_that_is_gone_gives_nothing(self, create_source, read_rows, table):
         sink = moving(table)
         sink.merge(create_source(SCHEMA, [delete(1, 5)]))
