@@ -75,7 +75,7 @@ def fold(rows: Iterable[Row], keys: list[str]) -> list[dict[str, Any]]:
         values, change = row.asDict(), row["_change"]
         assert change["error"] is None, change["error"]
         del values["_change"]
-        key = tuple(values[name] for name in keys)
+        key = _hashable(values[name] for name in keys)
         if change["op"] == "t":
             gone.update(table)
             table.clear()
@@ -86,7 +86,7 @@ def fold(rows: Iterable[Row], keys: list[str]) -> list[dict[str, Any]]:
         else:
             before = table.get(key)
             if change["old_key"] is not None:
-                old = tuple(change["old_key"])
+                old = _hashable(change["old_key"])
                 before = gone.get(old) or table.get(old)
             for name in change["unavailable"]:
                 assert values[name] is None
@@ -94,6 +94,11 @@ def fold(rows: Iterable[Row], keys: list[str]) -> list[dict[str, Any]]:
                 values[name] = before[name]
             table[key] = values
     return list(table.values())
+
+
+def _hashable(key: Iterable[Any]) -> tuple[Any, ...]:
+    # PySpark 4.0 gives binary values as bytearray.
+    return tuple(bytes(value) if isinstance(value, bytearray) else value for value in key)
 
 
 def canonical_rows(rows: Iterable[dict[str, Any]], **converters: Callable[[Any], Any]) -> Counter[str]:
