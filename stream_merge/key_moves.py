@@ -54,8 +54,8 @@ class Moves:
             k0, k1, ..., and the sequence `at`.
         num_departures: How many.
         num_lacking: How many arrivals lack values.
-        num_steps: How many departures follow one of the same row.
-        bounds: Smallest and largest value of each key column that departures leave.
+        num_steps: How many pairs there are of a departure and a later one of the same row from its new key.
+        bounds: Smallest and largest value of each key column that departures leave; None for types whose bounds are not compared.
         is_small: Whether the batch is so small that one task is done with it before others would have begun. A job takes longer
             then than what it does, so that there should be few.
     """
@@ -279,7 +279,7 @@ class _Handover:
         changes = reduce(DataFrame.unionByName, [self._changes, *map(self.fills, handed)])
         departures = self._moves.departures
         key_type = departures.schema["from"].dataType
-        entries = self._entries
+        entries = [f"entry_{i}" for i in range(len(self._partial.columns))]
         # A departure without a history has a state, too.
         itself = departures.select(
             F.col("from").alias("key"),
@@ -308,10 +308,6 @@ class _Handover:
             F.col("at").alias("sequence"),
             self._moved(F.col("to"), F.struct(*values), F.array_compact(F.array(*unset)), F.col("reset")),
         )
-
-    @property
-    def _entries(self) -> list[str]:
-        return [f"entry_{i}" for i in range(len(self._partial.columns))]
 
     def _changed(self, changes: DataFrame) -> DataFrame:
         """Return what each change sets: of each column an entry of value and sequence, NULL if it leaves the column alone."""
