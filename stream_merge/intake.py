@@ -173,7 +173,9 @@ class Intake:
                             self.moves,
                             self.ordered,
                             self.all_partial,
-                            read_target=lambda moves: self._left_rows(moves, resolved, transaction, read_files()),
+                            read_target=lambda keys, bounds: self._rows_of(
+                                keys, bounds, resolved, transaction, read_files()
+                            ),
                             left=memory.left,
                             lacking=memory.lacking,
                             dead=memory.dead,
@@ -184,19 +186,22 @@ class Intake:
                     batch = described_changes(batch, self.ordered, self.all_partial)
             yield stack.enter_context(evaluated(batch, self.ordered, self.partial, self.num_rows))
 
-    def _left_rows(
-        self, moves: Moves, resolved: ResolvedMerge, transaction: Transaction, files: TableFiles
+    def _rows_of(
+        self,
+        keys: DataFrame,
+        bounds: Sequence[tuple[Any, Any]] | None,
+        resolved: ResolvedMerge,
+        transaction: Transaction,
+        files: TableFiles,
     ) -> DataFrame:
-        """Return the target's rows of the keys that rows leave in the batch."""
-        keys = self.ordered.keys
-        ranges = key_ranges_of(keys, moves.bounds, resolved.key_pairs, transaction.schema)
+        """Return the target's rows of some keys."""
+        names = self.ordered.keys
+        ranges = [] if bounds is None else key_ranges_of(names, bounds, resolved.key_pairs, transaction.schema)
         rows = _rows_in(ranges, resolved, transaction, files)
-        left = moves.broadcast_departures.select("from.*")
-        found = rows.join(
-            left, [rows[quote(name)] == left[f"k{number}"] for number, name in enumerate(keys)], "left_semi"
-        )
+        is_same = [rows[quote(name)] == keys["key"][f"k{number}"] for number, name in enumerate(names)]
+        found = rows.join(keys, is_same, "left_semi")
         # The table may be large: it is read in as many tasks as it takes, whatever reads these rows.
-        return found.repartition(1) if moves.is_small else found
+        return found.repartition(1) if self.moves is not None and self.moves.is_small else found
 
     def measured(
         self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction, memory: ChangeMemory | None

@@ -37,6 +37,7 @@ from stream_merge.statement import column_of, quote
 
 OLD_KEY = RESERVED_PREFIX + "old_key"
 NEW_KEY = RESERVED_PREFIX + "new_key"
+_ENDS = ("from", "to")
 _MAX_HOPS = 32
 """How often a row may change its key within one batch; later changes of its key then lack values, and are counted."""
 
@@ -55,7 +56,8 @@ class Moves:
         num_departures: How many.
         num_lacking: How many arrivals lack values.
         num_steps: How many pairs there are of a departure and a later one of the same row from its new key.
-        bounds: Smallest and largest value of each key column that departures leave; None for types whose bounds are not compared.
+        bounds: Smallest and largest value of each key column that departures leave or go to; None for types whose bounds are not
+            compared.
         is_small: Whether the batch is so small that one task is done with it before others would have begun. A job takes longer
             then than what it does, so that there should be few.
     """
@@ -137,10 +139,12 @@ def find_moves(
     with persisted(needy, at_once=is_small) as needy:
         types = [field.dataType.simpleString() for field in needy.select("from.*").schema]
         ends = [
-            bound_of(aggregate(F.when(F.col("departs"), F.col("from")[f"k{i}"])), types[i]).alias(f"{name}_{i}")
+            bound_of(aggregate(F.when(F.col("departs"), of_both(f"from.k{i}", f"to.k{i}"))), types[i]).alias(
+                f"{name}_{i}"
+            )
             for i in range(len(config.keys))
             if is_prunable(types[i])
-            for name, aggregate in (("low", F.min), ("high", F.max))
+            for name, aggregate, of_both in (("low", F.min, F.least), ("high", F.max, F.greatest))
         ]
         counts = [F.count_if(F.col("departs")).alias("departures"), F.count_if(~F.col("departs")).alias("lacking")]
         departures = needy.where("departs").drop("departs")
@@ -171,7 +175,7 @@ def followed_moves(
     config: SinkConfig,
     partial: PartialUpdates,
     *,
-    read_target: Callable[[Moves], DataFrame],
+    read_target: Callable[[DataFrame, Sequence[tuple[Any, Any]] | None], DataFrame],
     left: Callable[[], DataFrame | None],
     lacking: Callable[[], DataFrame | None],
     dead: Callable[[], DataFrame | None],
@@ -183,7 +187,7 @@ def followed_moves(
         moves: What has to be handed on.
         config: The sink, its sequence in columns.
         partial: What changes may set.
-        read_target: Gives the target's rows of the keys that are left.
+        read_target: Gives the target's rows whose keys are among the structs `key` of a frame; the bounds, if given, are theirs.
         left: Gives the tombstones of earlier batches that hold values; None if there are none.
         lacking: Gives those of them that hold some of the row's values only.
         dead: Gives all tombstones of earlier batches; None if there are none.
@@ -191,6 +195,7 @@ def followed_moves(
     """
     handover = _Handover(moves, config, partial)
     handed: list[DataFrame] = []
+    there: list[DataFrame] = []
     remembered = left()
     if remembered is not None and moves.num_lacking:
         handed.append(handover.awaited(remembered))
@@ -202,7 +207,13 @@ def followed_moves(
 
         own: list[DataFrame] = []
         if moves.num_departures:
-            known = handover.known(read_target(moves), dead())
+            ends = reduce(
+                DataFrame.unionByName, (moves.broadcast_departures.select(F.col(n).alias("key")) for n in _ENDS)
+            )
+            target = read_target(ends, moves.bounds)
+            target = stack.enter_context(persisted(target, at_once=moves.is_small))
+            there.append(target)
+            known = handover.known(target, dead())
             hops = _hops(moves, stack)
             if hops > 1:
                 known = stack.enter_context(persisted(known, at_once=moves.is_small))
@@ -222,9 +233,10 @@ def followed_moves(
             given = reduce(DataFrame.unionByName, passed)
             passed = kept(reduce(DataFrame.unionByName, [handover.passed_on(given, left) for left in followed]))
             handed += passed
+            there += [read_target(handover.ends_of(f), None) for f in passed]
             # Also after rows that leave in this batch the key to which the values have come now; all else these took along.
             followed = [*followed[:1], *own]
-        yield reduce(DataFrame.unionByName, [moves.changes, *(handover.fills(frame) for frame in handed)])
+        yield moves.changes.unionByName(handover.given(handed, there)) if handed else moves.changes
 
 
 def _next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> DataFrame:
@@ -321,7 +333,8 @@ class _Handover:
         return changes.select(
             self._key.alias("key"),
             self._order.alias("order"),
-            F.when(F.col(IS_DELETE), self._order).alias("reset"),
+            # A key that a row comes to was free: what was there before is of another row.
+            F.when(F.col(IS_DELETE) | F.col(IS_FILL), self._order).alias("reset"),
             F.struct(F.when(F.col(IS_FILL), 1).otherwise(2).alias("kind"), contents.alias("contents")).alias("rank"),
             *entries,
         )
@@ -395,6 +408,29 @@ class _Handover:
             "sequence",
             self._moved(F.col("moved.to"), F.col("given.row"), F.col("still_unset"), since),
         )
+
+    def ends_of(self, handed: DataFrame) -> DataFrame:
+        """Return the keys to which values are handed."""
+        return handed.select(F.col("moved.to").alias("key"))
+
+    def given(self, handed: Sequence[DataFrame], target: Sequence[DataFrame]) -> DataFrame:
+        """Return the changes that give values to the rows that have come to their new keys, in this batch or before.
+
+        Until then another row may have the key, whose own departure is yet to be read.
+
+        Args:
+            handed: The tombstones that hold the values.
+            target: The rows of the target that have the new keys.
+        """
+        key = self._key.cast(self._changes.schema[OLD_KEY].dataType)
+        there = self._changes.where(~F.col(IS_DELETE)).select(key.alias("there"), self._order.alias("there_at"))
+        for rows in target:
+            there = there.unionByName(rows.select(key.alias("there"), self._order.alias("there_at")))
+        fills = reduce(DataFrame.unionByName, map(self.fills, handed))
+        if self._moves.is_small:
+            fills, there = fills.coalesce(1), _joined_in_place(there.coalesce(1))
+        is_there = (key == F.col("there")) & ~(F.col("there_at") < self._order)
+        return fills.join(there, is_there, "left_semi")
 
     def fills(self, handed: DataFrame) -> DataFrame:
         """Return for tombstones that hold values the changes that give them to the new keys."""

@@ -166,7 +166,6 @@ def folded_changes(
     newest_first = of_key.orderBy(F.col(own[0]).desc(), IS_FILL, F.col(own[1]).desc())
     # Over the whole key, so that Spark computes it once for the key, not once for each of its changes.
     all_newest_first = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    real_first = of_key.orderBy(IS_FILL, F.col(own[0]).desc(), F.col(own[1]).desc())
     is_real = ~F.col(IS_FILL)
 
     def newest_set(name: str) -> Column:
@@ -175,16 +174,16 @@ def folded_changes(
         return F.first(F.when(is_set, value), ignorenulls=True).over(all_newest_first)
 
     places = {name: f"{RESERVED_PREFIX}set_{number}" for number, name in enumerate(partial.columns)}
-    is_tied = F.lead(own[0]).over(real_first).eqNullSafe(F.col(own[0])) & (
-        F.lead(own[1]).over(real_first) != F.col(own[1])
+    is_tied = F.lead(own[0]).over(newest_first).eqNullSafe(F.col(own[0])) & (
+        F.lead(own[1]).over(newest_first) != F.col(own[1])
     )
-    is_tied = is_tied & is_real & ~F.lead(IS_FILL, 1, default=True).over(real_first)
+    is_tied = is_tied & is_real & ~F.lead(IS_FILL, 1, default=True).over(newest_first)
     ranked = changes.select(
         "*",
         F.max(F.when(F.col(IS_DELETE), F.col(own[0]))).over(of_key).alias(NEWEST_DELETE),
         F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
-        (F.count(F.when(is_real, 1)).over(of_key) - 1).alias(NUM_SUPERSEDED),
-        F.row_number().over(real_first).alias(own[2]),
+        (F.count(F.when(is_real, 1)).over(of_key) - F.when(is_real, 1).otherwise(0)).alias(NUM_SUPERSEDED),
+        F.row_number().over(newest_first).alias(own[2]),
         *[newest_set(name).alias(place) for name, place in places.items()],
     ).where(F.col(own[2]) == 1)
 
@@ -213,7 +212,7 @@ def folded_changes(
             for name in changes.columns[: changes.columns.index(UNSET)]
         ],
         IS_TIED,
-        F.greatest(F.col(NUM_SUPERSEDED), F.lit(0)).alias(NUM_SUPERSEDED),
+        NUM_SUPERSEDED,
         IS_DELETE,
         IS_FILL,
         NEWEST_DELETE,

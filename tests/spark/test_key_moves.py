@@ -123,6 +123,36 @@ class TestOneMove:
         sink.merge(create_source(SCHEMA, changes))
         assert read_rows(table, "id", "a", "b", "seq") == [Row(id=5, a="E", b="b1", seq=41)]
 
+    def test_a_row_that_is_on_its_way_leaves_the_one_that_still_has_its_key_alone(
+        self, create_source, read_rows, table
+    ):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(1, "a3", None, 3, "b"), upsert(2, "a2", "b2", 2)]))
+        # Two rows exchange their keys by way of a third; what key 1 tells is read last.
+        others = [upsert(3, "x", None, 11, "b", old=1), delete(2, 20, new=1), delete(3, 30, new=2)]
+        others.append(upsert(2, "y", None, 31, "b", old=3))
+        of_key_1 = [delete(1, 10, new=3), upsert(1, "z", None, 21, "b", old=2)]
+        sink.merge(create_source(SCHEMA, others))
+        assert read_rows(table, "id", "a", "b") == [Row(id=1, a="a3", b="b1"), Row(id=2, a="y", b=None)]
+        sink.merge(create_source(SCHEMA, of_key_1))
+        expected = [Row(id=1, a="z", b="b2"), Row(id=2, a="y", b="b1")]
+        assert read_rows(table, "id", "a", "b") == expected
+        for batch in (others, of_key_1):  # and once more
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b") == expected
+
+    def test_an_older_change_that_comes_again_does_not_keep_the_value_away(self, create_source, read_rows, table):
+        sink = moving(table)
+        before = upsert(2, "a2", "b2", 5)
+        for batch in (
+            [before],
+            [delete(2, 6), upsert(2, "A", None, 11, "b", old=1)],
+            [before, delete(1, 10, new=2)],
+        ):
+            result = sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b", "seq") == [Row(id=2, a="A", b="b1", seq=11)]
+        assert result.num_superseded_rows == 1
+
     @pytest.mark.parametrize("is_split", [False, True], ids=["at once", "delete by itself"])
     def test_a_value_does_not_go_past_a_delete_to_the_next_row_of_the_key(
         self, create_source, read_rows, table, is_split
