@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +26,10 @@ from stream_merge.rows_without_key import ROW_ID, with_row_ids
 from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
 from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
+from stream_merge.tombstone_reach import Reach
 from stream_merge.tombstones import DOMAIN, TombstoneFile, Tombstones, TombstoneState
+
+T = TypeVar("T")
 
 logger = logging.getLogger("stream_merge")
 
@@ -50,23 +53,28 @@ class ChangeMemory:
         tombstones: Reads and writes them.
         state: Which ones the version that is read has.
         retention_ms: How long a tombstone is kept, in milliseconds.
+        reach: Which ones the batch before could be older than.
         is_truncated: Whether the batch has a TRUNCATE that is newer than any before.
     """
 
     tombstones: Tombstones
     state: TombstoneState
     retention_ms: int
+    reach: Reach
     is_truncated: bool = False
     _written: TombstoneFile | None = None
     _moved: tuple[TombstoneFile, ...] = ()
 
     @contextmanager
-    def remembering(self, deletes: Callable[[], DataFrame], num_deletes: int, batch_name: str) -> Iterator[None]:
+    def remembering(
+        self, deletes: Callable[[], DataFrame], num_deletes: int, highest: str | None, batch_name: str
+    ) -> Iterator[None]:
         """Write the batch's deletes while the block runs; at its end they are written.
 
         Args:
             deletes: Gives the source's rows that tell of a delete.
             num_deletes: How many.
+            highest: The highest of their sequences, as JSON.
             batch_name: How descriptions of jobs name the batch.
         """
         if not num_deletes or self._written is not None:
@@ -76,7 +84,7 @@ class ChangeMemory:
         reached("remembering")
         description = f"{batch_name}: remember deletes"
         with Alongside(
-            rows.sparkSession, description, lambda: self.tombstones.write(rows, num_deletes, now_ms())
+            rows.sparkSession, description, lambda: self.tombstones.write(rows, num_deletes, highest, now_ms())
         ) as writing:
             yield
             self._written = writing.result()
@@ -93,12 +101,16 @@ class ChangeMemory:
             partial: How the batch sets single columns, if it does.
         """
         now = now_ms()
-        files = (*self.state.files, *self._moved, *([self._written] if self._written else []))
         older = self.state.older_columns
         if older is not None and partial is not None:
             older = tuple(sorted({*older, *(name.lower() for name in partial.columns)}))
-        state = replace(self.state, read_version=read_version, files=files, older_columns=older)
-        state, num_forgotten = self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms, now_ms=now)
+
+        def maintained(remembered: Sequence[TombstoneFile]) -> tuple[TombstoneState, int]:
+            files = (*remembered, *self._moved, *([self._written] if self._written else []))
+            state = replace(self.state, read_version=read_version, files=files, older_columns=older)
+            return self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms, now_ms=now)
+
+        state, num_forgotten = self._read(maintained)
         return state, {
             "num_tombstones": state.num_rows,
             "num_tombstones_added": num_deletes,
@@ -106,24 +118,32 @@ class ChangeMemory:
             "oldest_tombstone_ms": max((now - file.oldest_ms for file in state.files), default=0),
         }
 
-    def deleted(self, source: DataFrame, *, only_older: bool) -> DataFrame | None:
-        """Return what `Tombstones.deleted` returns of all remembered deletes; None if there are none."""
+    @property
+    def files(self) -> tuple[TombstoneFile, ...]:
+        """The files in which changes of the batch may have an older delete."""
         if ROW_ID in self.tombstones.keys:
-            return None  # The id of an event has one sequence: no change of it is older.
-        return self._read(lambda files: self.tombstones.deleted(files, source, only_older=only_older))
+            return ()  # The id of an event has one sequence: no change of it is older.
+        return self.state.files
+
+    def deleted(self, files: Collection[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame | None:
+        """Return what `Tombstones.deleted` returns of the deletes in some of `files`; None if there are none."""
+
+        def read(there: Sequence[TombstoneFile]) -> DataFrame | None:
+            wanted = [file for file in there if file in files]
+            return self.tombstones.deleted(wanted, source, only_older=only_older) if wanted else None
+
+        return self._read(read)
 
     def dead(self) -> DataFrame | None:
         """Return all tombstones; a key may have several. None if there are none."""
-        return self._read(self.tombstones.read)
+        return self._read(lambda files: self.tombstones.read(files) if files else None)
 
     def cutoff_ms(self) -> int:
         """Return before when tombstones are old enough to be forgotten, in milliseconds since the epoch."""
         return now_ms() - self.retention_ms
 
-    def _read(self, read: Callable[[Sequence[TombstoneFile]], DataFrame]) -> DataFrame | None:
+    def _read(self, read: Callable[[Sequence[TombstoneFile]], T]) -> T:
         """Read what is remembered; files that are gone are forgotten."""
-        if not self.state.files:
-            return None
         try:
             return read(self.state.files)
         except AnalysisException:
@@ -160,11 +180,11 @@ class ChangeMemory:
 
     def left(self) -> DataFrame | None:
         """Return the tombstones of earlier batches that hold the values of rows which got another key; None if there are none."""
-        return self.tombstones.read_moved(self.state.files)
+        return self._read(self.tombstones.read_moved)
 
     def lacking(self) -> DataFrame | None:
         """Return those of them that hold some of the row's values only; None if there are none."""
-        return self.tombstones.read_moved(self.state.files, only_lacking=True)
+        return self._read(lambda files: self.tombstones.read_moved(files, only_lacking=True))
 
     def keep_moved(self, rows: DataFrame, *, at_once: bool) -> DataFrame | None:
         """Write tombstones that hold values, and return them as they are then read; None if there are none.
@@ -271,7 +291,13 @@ def _with_sequence(config: SinkConfig, batch: DataFrame, schema: StructType) -> 
 
 
 def recall(
-    config: SinkConfig, ordered: SinkConfig, table: Table, transaction: Transaction, *, had_registers: bool
+    config: SinkConfig,
+    ordered: SinkConfig,
+    table: Table,
+    transaction: Transaction,
+    *,
+    had_registers: bool,
+    reach: Reach,
 ) -> ChangeMemory | None:
     """Return what the table remembers; None when the sink keeps no tombstones.
 
@@ -281,6 +307,7 @@ def recall(
         table: The target.
         transaction: The version that is read.
         had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch came. If no state says otherwise, rows may use it.
+        reach: Which tombstones the batch before could be older than.
 
     Raises:
         ConfigurationChangedError: The table was written with other keys or another sequence.
@@ -305,7 +332,7 @@ def recall(
         is_null_safe=config.null_keys == "match",
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
-    return ChangeMemory(tombstones=tombstones, state=state, retention_ms=retention_ms)
+    return ChangeMemory(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
 
 
 def _older_columns(table: Table, transaction: Transaction) -> tuple[str, ...]:

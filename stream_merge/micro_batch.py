@@ -246,7 +246,14 @@ class MicroBatch:
         return resolved.with_clauses((*kept, *new))
 
     def _recall(self, table: Table, transaction: Transaction) -> ChangeMemory | None:
-        return recall(self.config, self.intake.ordered, table, transaction, had_registers=self.had_registers)
+        return recall(
+            self.config,
+            self.intake.ordered,
+            table,
+            transaction,
+            had_registers=self.had_registers,
+            reach=self.state.reach,
+        )
 
     def _analyse(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
         intake = self.intake
@@ -316,7 +323,9 @@ class MicroBatch:
                 def deleted() -> DataFrame:
                     return resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
 
-                stack.enter_context(self.memory.remembering(deleted, source.num_deletes, self.name))
+                stack.enter_context(
+                    self.memory.remembering(deleted, source.num_deletes, source.highest_delete, self.name)
+                )
             yield
             with self.timer.phase("stage"):
                 stack.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +30,7 @@ from stream_merge.statement import column_of, quote
 
 if TYPE_CHECKING:
     from stream_merge.change_memory import ChangeMemory
+    from stream_merge.tombstones import TombstoneFile
 
 MAX_PARTITION_VALUES = 1000
 """Up to so many values of a partition column are compared one by one, beyond it only their range."""
@@ -59,6 +60,7 @@ class Source:
         is_independent: Whether what is written for a row is the same whether it matches or not.
         num_independent_rows: How many rows are written then.
         num_deletes: How many keys the batch deletes, for a sink with a sequence.
+        highest_delete: The highest sequence of these deletes, as JSON.
         num_unresolved: How many rows lack the value of a column that their change did not send.
         counts: Metrics of the order of changes, by field name of `MergeResult`.
     """
@@ -69,6 +71,7 @@ class Source:
     is_independent: bool
     num_independent_rows: int
     num_deletes: int = 0
+    highest_delete: str | None = None
     num_unresolved: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -241,15 +244,29 @@ def measured(
     measure = _Measure(config, resolved, partition_columns, independence, memory, batch_name)
     columns = [quote(name) for name in rows.columns]
     rows, num_truncated = _untruncated(rows, memory, partial)
-    found = memory.deleted(rows, only_older=partial is None) if memory is not None else None
-    if found is None:
-        yield measure.source(rows, measure.take(rows), num_truncated)
-        return
-    with persisted(found) as deleted:
-        counts = deleted.agg(F.count(F.lit(1)), F.count(F.when(F.col(IS_OUTDATED), 1)))
-        # Mostly no delete is found, and what is measured at the same time holds.
-        (num_deleted, num_outdated), facts = summaries(counts, measure.frame(rows))
-        if num_deleted:
+    with ExitStack() as stack:
+
+        def look_up(files: Collection[TombstoneFile]) -> tuple[DataFrame, DataFrame] | None:
+            found = memory.deleted(files, rows, only_older=partial is None) if memory is not None and files else None
+            if found is None:
+                return None
+            deleted = stack.enter_context(persisted(found))
+            return deleted, deleted.agg(F.count(F.lit(1)), F.count(F.when(F.col(IS_OUTDATED), 1)))
+
+        likely = [] if memory is None else memory.reach.likely(memory.files)
+        found, (num_deleted, num_outdated) = look_up(likely), (0, 0)
+        if found is None:
+            facts = measure.take(rows)
+        else:
+            # Mostly no delete is found, and what is measured at the same time holds.
+            (num_deleted, num_outdated), facts = summaries(found[1], measure.frame(rows))
+        if memory is not None:
+            reached = [file for number, file in enumerate(memory.files) if facts[f"reached_{number}"]]
+            memory.reach.note(memory.files, reached)
+            if not set(reached) <= set(likely) and (found := look_up(reached)) is not None:
+                ((num_deleted, num_outdated),) = summaries(found[1])
+        if num_deleted and found is not None:
+            deleted, _ = found
             if partial is not None:
                 joined = rows.join(deleted, SOURCE_ID, "left").where(~F.coalesce(F.col(IS_OUTDATED), F.lit(False)))
                 rows = since_deletes(joined, partial).select(*columns)
@@ -308,6 +325,10 @@ class _Measure:
                 F.count(F.when(is_undecidable, 1)).alias("undecidable"),
                 F.count(F.when(is_delete, 1)).alias("deletes"),
             ]
+            if memory is not None:
+                aggregates.append(memory.tombstones.highest_delete(is_delete, rows.columns).alias("highest_delete"))
+                are_reached = [memory.tombstones.is_reached(file, rows.columns) for file in memory.files]
+                aggregates += [F.count(F.when(is_r, 1)).alias(f"reached_{i}") for i, is_r in enumerate(are_reached)]
         return resolved.source(rows).agg(*aggregates)
 
     def take(self, rows: DataFrame) -> Row:
@@ -339,6 +360,7 @@ class _Measure:
             is_independent=self.independence is not None and known["dependent"] == 0,
             num_independent_rows=known.get("written", 0),
             num_deletes=known.get("deletes", 0),
+            highest_delete=known.get("highest_delete"),
             num_unresolved=known.get("unresolved", 0),
             counts=counts,
         )

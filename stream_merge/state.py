@@ -26,6 +26,7 @@ from stream_merge.metrics import COUNTERS, delta_name
 from stream_merge.partial_updates import PartialUpdates, partial_clauses
 from stream_merge.source import own_columns
 from stream_merge.statement import merge_sql, quote
+from stream_merge.tombstone_reach import Reach
 
 MAX_RESOLVED = 8
 
@@ -38,11 +39,13 @@ class SinkState:
         lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
         app_id: Under which application id the last micro-batch was committed.
         had_newer_rows: Whether rows of the target were newer than their changes in the last batch.
+        reach: Which remembered deletes changes could be older than in the last batch.
     """
 
     lock: Any = field(default_factory=RLock)
     app_id: str | None = None
     had_newer_rows: bool = False
+    reach: Reach = field(default_factory=Reach)
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)

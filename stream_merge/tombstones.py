@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
-from stream_merge.partial_updates import DELETED, IS_OUTDATED, NEWEST_DELETE
+from stream_merge.partial_updates import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE
 from stream_merge.row_text import EXACT_TIMES
 from stream_merge.statement import quote
 
@@ -54,6 +54,7 @@ class TombstoneFile:
         newest_ms: When the newest was.
         num_moved: How many of them hold the values of a row that got another key.
         num_lacking: How many of these hold some of the values only.
+        highest: The highest sequence, as JSON; None if it is not known.
     """
 
     path: str
@@ -62,6 +63,7 @@ class TombstoneFile:
     newest_ms: int
     num_moved: int = 0
     num_lacking: int = 0
+    highest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,11 @@ class TombstoneState:
                 )
 
 
+def _highest() -> Column:
+    """Return the highest sequence of tombstones as JSON."""
+    return F.to_json(F.max("sequence"), EXACT_TIMES)
+
+
 def _names(names: list[str] | tuple[str, ...] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
 
@@ -190,14 +197,13 @@ class Tombstones:
         fields = [F.col(quote(n)).cast(kind).alias(f"s{i}") for i, (n, kind) in enumerate(self.sequence.items())]
         return F.struct(*fields).alias("sequence")
 
+    @property
+    def _sequence_type(self) -> StructType:
+        return StructType([StructField(f"s{i}", kind) for i, kind in enumerate(self.sequence.values())])
+
     def _schema(self) -> StructType:
-        sequence = StructType()
-        for number, kind in enumerate(self.sequence.values()):
-            sequence.add(f"s{number}", kind)
-        schema = StructType()
-        for number, kind in enumerate(self.keys.values()):
-            schema.add(f"k{number}", kind)
-        return schema.add("sequence", sequence).add("deleted_ms", "long")
+        schema = StructType([StructField(f"k{i}", kind) for i, kind in enumerate(self.keys.values())])
+        return schema.add("sequence", self._sequence_type).add("deleted_ms", "long")
 
     def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
         """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
@@ -234,6 +240,20 @@ class Tombstones:
         is_outdated = F.first("theirs.sequence") < newest
         return found.groupBy(SOURCE_ID).agg(newest.alias(DELETED), is_outdated.alias(IS_OUTDATED))
 
+    def is_reached(self, file: TombstoneFile, columns: Collection[str]) -> Column:
+        """Return whether a source row that has these columns, or a value that it sets, may be older than a tombstone of a file."""
+        if file.highest is None:
+            return F.lit(True)
+        lowest = self.sequence_column()
+        if COLUMN_SEQUENCES in columns:
+            of_values = F.array_min(F.map_values(COLUMN_SEQUENCES))
+            lowest = F.least(lowest, of_values.cast(self._sequence_type))
+        return F.coalesce(lowest < self.column_of(file.highest), F.lit(True))
+
+    def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
+        """Return the highest sequence that `write` writes for the source's rows, as JSON."""
+        return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), EXACT_TIMES)
+
     def is_undecidable(self, state: TombstoneState) -> Column:
         """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
         if state.horizon is None:
@@ -242,9 +262,7 @@ class Tombstones:
 
     def column_of(self, sequence: str) -> Column:
         """Return a sequence that the state holds as JSON."""
-        schema = self._schema()["sequence"].dataType
-        assert isinstance(schema, StructType)
-        return F.from_json(F.lit(sequence), schema, EXACT_TIMES)
+        return F.from_json(F.lit(sequence), self._sequence_type, EXACT_TIMES)
 
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
         """Return whether a target row is older than a sequence that is given as JSON."""
@@ -258,15 +276,25 @@ class Tombstones:
         condition = _LACKS if only_lacking else "moved IS NOT NULL"
         return self._with_moved(wanted).where(condition) if wanted else None
 
-    def write(self, deletes: DataFrame, num_rows: int, now_ms: int) -> TombstoneFile:
+    def write(self, deletes: DataFrame, num_rows: int, highest: str | None, now_ms: int) -> TombstoneFile:
         """Write a tombstone for each of the deletes, which have the source's columns.
 
         Where a row tells of an older delete of its key, it is in `NEWEST_DELETE`.
+
+        Args:
+            deletes: The deletes.
+            num_rows: How many.
+            highest: What `highest_delete` gave.
+            now_ms: The time, in milliseconds since the epoch.
         """
-        has_newest = NEWEST_DELETE in deletes.columns
-        sequence = F.col(NEWEST_DELETE).alias("sequence") if has_newest else self.sequence_column()
-        rows = deletes.select(*self._key_columns(), sequence, F.lit(now_ms).cast("long").alias("deleted_ms"))
-        return TombstoneFile(path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms)
+        moment = F.lit(now_ms).cast("long").alias("deleted_ms")
+        rows = deletes.select(*self._key_columns(), self._deleted_at(deletes.columns), moment)
+        return TombstoneFile(
+            path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms, highest=highest
+        )
+
+    def _deleted_at(self, columns: Collection[str]) -> Column:
+        return F.col(NEWEST_DELETE).alias("sequence") if NEWEST_DELETE in columns else self.sequence_column()
 
     def moved_rows(self, rows: DataFrame, now_ms: int) -> DataFrame:
         """Return tombstones that hold values, with the types that they have in the table."""
@@ -275,7 +303,7 @@ class Tombstones:
 
     def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
         """Write what `moved_rows` returned; return None if that is nothing."""
-        number, num_lacking = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)))
+        number, num_lacking, highest = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)), _highest())
         if not number:
             return None
         return TombstoneFile(
@@ -285,6 +313,7 @@ class Tombstones:
             newest_ms=now_ms,
             num_moved=number,
             num_lacking=num_lacking,
+            highest=highest,
         )
 
     def read_written(self, file: TombstoneFile, schema: StructType) -> DataFrame:
@@ -347,7 +376,7 @@ class Tombstones:
             newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
         counts = [F.count("moved"), F.count_if(F.expr(_LACKS))] if has_moved else [F.lit(0), F.lit(0)]
         with persisted(newest) as newest:
-            facts = summary(newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts)
+            facts = summary(newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts, _highest())
             if not facts[0]:
                 return None
             return TombstoneFile(
@@ -357,6 +386,7 @@ class Tombstones:
                 newest_ms=facts[2],
                 num_moved=facts[3],
                 num_lacking=facts[4],
+                highest=facts[5],
             )
 
     def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
@@ -369,7 +399,7 @@ class Tombstones:
         united = sequences[0]
         for frame in sequences[1:]:
             united = united.unionByName(frame)
-        found = summary(united, F.to_json(F.max("sequence"), EXACT_TIMES))[0]
+        found = summary(united, _highest())[0]
         return None if found is None else str(found)
 
     def clean_up(self, state: TombstoneState, *, now_ms: int) -> None:
