@@ -1,10 +1,8 @@
 """The command as users run it: processes of their own with a Spark each. Few, since each takes some twenty seconds."""
 
 import json
-import os
 import re
 import signal
-import time
 import urllib.request
 from pathlib import Path
 
@@ -54,6 +52,19 @@ master = "local[2]"
 "spark.driver.extraJavaOptions" = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 {rest}
 """
+
+
+SLOW = 99
+SLOW_ITEMS = f"""
+[[tables]]
+source = "shop.items"
+target = "./lake/items"
+keys = ["id"]
+columns = "id BIGINT, qty INT"
+quarantine = "./lake/rejected_items"
+expect = {{ "in time" = "NOT (id = {SLOW} AND java_method('java.lang.Thread', 'sleep', 300000L) IS NULL)" }}
+"""
+"""A table that takes minutes for one row."""
 
 
 @pytest.fixture
@@ -160,9 +171,11 @@ def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp
     assert "\tat " not in everything
 
 
-def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, write_pipeline, tmp_path):
-    """Scrape the metrics of a running stream, end it by a second Ctrl-C, and find nothing lost when it goes on."""
+def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, write_pipeline, read_rows, tmp_path):
+    """Scrape the metrics of a running stream, cut a batch off by a second Ctrl-C, and find nothing lost when it goes on."""
     write_pipeline(rest="[metrics]\nprometheus_port = 0")
+    with (tmp_path / "pipeline.toml").open("a") as file:
+        file.write(SLOW_ITEMS)
     land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))
     running = start_command("run", "pipeline.toml")
     running.wait_for("./lake/orders: batch 0, version")
@@ -171,20 +184,23 @@ def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, wr
         served = answer.read().decode()
     assert 'stream_merge_up{pipeline="shop"} 1.0' in served
     assert 'stream_merge_rows_total{change="inserted",pipeline="shop",table="./lake/orders"} 1.0' in served
-    land("2.json", ("shop.orders", {"id": 2, "name": "b", "at": 2}))
+    land("2.json", ("shop.orders", {"id": 2, "name": "b", "at": 2}), ("shop.items", {"id": SLOW, "qty": 1}))
     running.wait_for("./lake/orders: batch 1, version")
-    os.kill(running.process.pid, signal.SIGINT)
-    os.kill(running.process.pid, signal.SIGINT)
-    time.sleep(0.1)
-    if running.process.poll() is None:
-        # Signals of one kind that come together are one.
-        running.signal(signal.SIGINT)
-    assert running.wait(120) in (0, 130)
+    running.signal(signal.SIGINT)
+    running.wait_for("stopping on SIGINT: after batch 1")
+    assert running.process.poll() is None
+    running.signal(signal.SIGINT)
+    assert running.wait(60) == 130
     assert "Aborted" not in running.stderr
     assert "Traceback" not in running.stderr
+    assert "./lake/items" not in running.stderr
+    pipeline = tmp_path / "pipeline.toml"
+    pipeline.write_text(pipeline.read_text().replace(f"id = {SLOW}", "false"))
     again = start_command("run", "pipeline.toml", "--once")
     assert again.wait() == 0, again.stderr
-    assert not any("inserted" in line for line in sentences(again))
+    assert [line.split(":")[0] for line in sentences(again) if "inserted" in line] == ["INFO ./lake/items"]
+    assert rows(read_rows, tmp_path / "lake/orders", "id", "name") == [(1, "a"), (2, "b")]
+    assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
 
 
 def test_wrong_turns_are_a_sentence_each(start_command, land, write_pipeline, tmp_path):

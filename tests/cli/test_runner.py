@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 
@@ -293,6 +295,51 @@ def test_a_target_that_cannot_be_written_for_a_while_is_retried(make_runner, lan
     assert warnings[0].startswith("Storage cannot be read or written: ")
     assert warnings[0].endswith("Next attempt in 1 seconds.")
     assert [warning.rsplit(" ", 2)[1] for warning in warnings] == ["1", "2", "4", "8", "16"][: len(warnings)]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mount a disk of a megabyte for the targets, and return its folder."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs to mount a small disk, which takes root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_is_retried_until_there_is_room(make_runner, landing, read_rows, small_disk, caplog):
+    """Whatever the file is that finds no room: one of the rows, one of the log, or what Delta keeps beside it."""
+    target, filler = small_disk / "orders", small_disk / "filler"
+    landing("0.json", {"id": 0, "name": "first"})
+    with StopSignals() as signals:
+        make_runner(signals, once=True, target=str(target))[0].run()
+        failed = 0
+        for number, free in enumerate((0, 4, 8, 12, 16), start=1):
+            space = os.statvfs(small_disk)
+            filler.write_bytes(bytes(max(0, space.f_bavail * space.f_frsize - free * 1024)))
+            landing(f"{number}.json", {"id": 0, "name": f"{free} KB"}, {"id": number, "name": "new"})
+            runner, _, failures = make_runner(signals, once=True, target=str(target))
+
+            def make_room(failures=failures):
+                until = time.monotonic() + 60
+                while not failures and time.monotonic() < until:
+                    time.sleep(0.1)
+                filler.unlink()
+
+            helper = threading.Thread(target=make_room)
+            helper.start()
+            assert runner.run() is ExitCode.OK
+            failures.append(0)
+            helper.join()
+            failed += len(failures) - 1
+            expected = [(0, f"{free} KB"), *((other, "new") for other in range(1, number + 1))]
+            assert [tuple(row) for row in read_rows(str(target), "id", "name")] == expected
+    assert failed >= 3
+    warnings = [record.getMessage() for record in caplog.records if "Next attempt" in record.getMessage()]
+    assert len(warnings) == failed
+    assert all(warning.startswith("Storage cannot be read or written: No space left on device") for warning in warnings)
 
 
 def test_a_signal_ends_the_waiting_for_a_retry(make_runner, landing, tmp_path):

@@ -90,7 +90,10 @@ def test_a_value_that_is_older_than_its_change_is_looked_up(create_table, create
     [
         pytest.param(
             "TIMESTAMP",
-            *(dt.datetime(2026, 10, 25, 1, 30, 0, micros, tzinfo=dt.UTC) for micros in (999_001, 999_002, 999_003)),
+            *(
+                dt.datetime(2026, 10, 25, 1, 30, 0, micros, tzinfo=dt.timezone.utc)
+                for micros in (999_001, 999_002, 999_003)
+            ),
             id="timestamp",
         ),
         pytest.param(
