@@ -21,9 +21,8 @@ from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.config import SinkConfig
 from stream_merge.engines.job import now_ms
-from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct
-from stream_merge.rows_without_key import ROW_ID, with_row_ids
-from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
+from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates
+from stream_merge.rows_without_key import ROW_ID
 from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
 from stream_merge.tombstone_reach import Reach
@@ -33,7 +32,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger("stream_merge")
 
-FEATURE = "domainMetadata"
 _REPLACING = frozenset(
     {
         "CREATE OR REPLACE TABLE",
@@ -212,82 +210,6 @@ class ChangeMemory:
         """Clean up when files were retired, or have been for long enough."""
         if state.retired != self.state.retired:
             self.tombstones.clean_up(state, now_ms=now_ms())
-
-
-def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
-    """Give the target what the sink needs to keep order, each in a commit of its own before the first batch.
-
-    That is the column for the sequence, where the target has none of its own, and the table feature for metadata domains.
-
-    Returns:
-        The transaction, opened anew when something was changed.
-    """
-    if not config.keeps_order:
-        return transaction
-    schema = _schema_of(transaction)
-    names = schema.names
-    is_changed = False
-    if config.before is not None and ROW_ID not in names:
-        table.add_column(ROW_ID, "string")
-        is_changed = True
-    columns = (SEQUENCE,) if config.before is not None else stored_in(config.sequence_parts, batch.columns, names)
-    if columns == (SEQUENCE,) and SEQUENCE not in names:
-        added = with_sequence(batch, config.sequence_parts, config.source_alias, None).schema[SEQUENCE]
-        table.add_column(SEQUENCE, added.dataType.simpleString())
-        is_changed = True
-    if config.sets_columns and COLUMN_SEQUENCES not in names:
-        if is_changed:
-            transaction = table.begin()
-        partial = ordered_batch(config, batch, transaction)[2]
-        if partial is not None:
-            table.add_column(COLUMN_SEQUENCES, partial.sequences_type.simpleString())
-            is_changed = True
-    if config.keeps_tombstones and FEATURE not in (transaction.protocol.get("writerFeatures") or []):
-        logger.info("%s: adding the table feature %s, in which deletes are remembered", table.name, FEATURE)
-        table.enable_feature(FEATURE)
-        is_changed = True
-    return table.begin() if is_changed else transaction
-
-
-def ordered_batch(
-    config: SinkConfig, batch: DataFrame, transaction: Transaction
-) -> tuple[SinkConfig, DataFrame, PartialUpdates | None]:
-    """Return the sink in terms of columns that batch and target have, the batch with these columns, and how changes set them.
-
-    The columns are the ones that hold the sequence, and the ones that are written.
-    """
-    schema = _schema_of(transaction)
-    if config.before is not None:
-        return *with_row_ids(config, batch, schema), None
-    config, batch = _with_sequence(config, batch, schema)
-    if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
-        return config, batch, None
-    if config.columns or config.except_columns:
-        in_target = {name.lower() for name in schema.names}
-        written = config.written_columns(batch.columns)
-        kept = [name for name in written if config.merge_schema or name.lower() in in_target]
-        config = replace(config, columns=tuple(dict.fromkeys((*kept, *config.sequence_columns))), except_columns=())
-    sequence = None
-    if config.sequence_by:
-        holder = schema if {*config.sequence_columns} <= {*schema.names} else batch.schema
-        sequence = sequence_struct(holder, config.sequence_columns)
-    partial = find_partial_updates(config, batch.schema.fields, schema.fields, sequence)
-    if partial is not None and sequence is not None:
-        batch = batch.withColumn(COLUMN_SEQUENCES, F.lit(None).cast(partial.sequences_type))
-        if config.columns:
-            config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
-    return config, batch, partial
-
-
-def _with_sequence(config: SinkConfig, batch: DataFrame, schema: StructType) -> tuple[SinkConfig, DataFrame]:
-    if not config.sequence_by:
-        return config, batch
-    # Clauses of the user's own compare with the target as they like; the order decides inside the batch alone.
-    columns = stored_in(config.sequence_parts, batch.columns, schema.names if config.keeps_order else batch.columns)
-    if columns == (SEQUENCE,):
-        target_type = schema[SEQUENCE].dataType if SEQUENCE in schema.names else None
-        batch = with_sequence(batch, config.sequence_parts, config.source_alias, target_type)
-    return replace(config, sequence_by=columns, tie_break_by=()), batch
 
 
 def recall(

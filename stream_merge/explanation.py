@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from stream_merge.bridge import sessions
 from stream_merge.bridge.table import open_table
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.change_memory import ordered_batch
 from stream_merge.config import SinkConfig
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import is_prunable
 from stream_merge.micro_batch import checked_clauses
+from stream_merge.ordered_target import missing_columns, ordered_batch
 from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates
 from stream_merge.plan import Strategy, choose_strategy
 from stream_merge.rows_without_key import ROW_ID
@@ -79,24 +80,21 @@ def _ordered(
     config: SinkConfig, frame: DataFrame, transaction: Transaction
 ) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
     """Return sink and batch as the merge would have them, as far as the target is ready for it, and what to say of it."""
-    ordered, sequenced, partial = ordered_batch(config, frame, transaction)
+    schema = StructType.fromJson(transaction.schema)
+    ordered, sequenced, partial = ordered_batch(config, frame, schema)
+    added = missing_columns(config, frame, schema)
     lines = []
-    added: list[str] = []
-    names = [f["name"] for f in transaction.schema["fields"]]
     if config.before is not None:
         lines.append(f"  rows      without a key, by their contents, under ids in {ROW_ID}")
-        added += [ROW_ID] if ROW_ID not in names else []
     if config.sequence_by:
         lines.append(f"  order     by {', '.join(ordered.sequence_columns)}")
-        if config.keeps_order and SEQUENCE in ordered.sequence_columns and SEQUENCE not in names:
-            added.append(SEQUENCE)
+        if SEQUENCE in added:
             lines[-1] += ", a column that the sink will add to the target"
         if config.keeps_tombstones:
             lines.append(f"            deletes are remembered for {config.tombstone_retention}")
     if partial is not None:
         lines.append("  columns   one by one: a change sets some and leaves the others as they are")
-        if partial.sequence is not None and COLUMN_SEQUENCES not in names:
-            added.append(COLUMN_SEQUENCES)
+        if COLUMN_SEQUENCES in added:
             lines[-1] += f"; the sink will add {COLUMN_SEQUENCES} to the target"
     if not added:
         return ordered, sequenced, partial, lines

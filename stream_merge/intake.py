@@ -14,11 +14,12 @@ from pyspark.sql.types import StructType
 from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.change_memory import ChangeMemory, ordered_batch
+from stream_merge.change_memory import ChangeMemory
 from stream_merge.config import SinkConfig
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.files import KeyRange, TableFiles
 from stream_merge.key_moves import Moves, find_moves, followed_moves, with_moves
+from stream_merge.ordered_target import ordered_batch
 from stream_merge.partial_updates import PartialUpdates, described_changes
 from stream_merge.quarantine import Quarantine
 from stream_merge.rows_without_key import paired
@@ -68,7 +69,8 @@ class Intake:
 
     def arrange(self, transaction: Transaction) -> None:
         """Put sink and batch in terms of columns that the target has."""
-        self.ordered, self.frame, self.all_partial = ordered_batch(self.config, self.received, transaction)
+        schema = StructType.fromJson(transaction.schema)
+        self.ordered, self.frame, self.all_partial = ordered_batch(self.config, self.received, schema)
         self.partial = self.all_partial
 
     @contextmanager
@@ -85,7 +87,7 @@ class Intake:
         Raises:
             QuarantineLimitError: Too many rows cannot be merged; nothing was written.
         """
-        config = self.ordered
+        config, schema = self.ordered, StructType.fromJson(transaction.schema)
         with ExitStack() as stack:
             batch = self.received
             counts: Mapping[str, Any] = {}
@@ -114,9 +116,9 @@ class Intake:
                 batch = stack.enter_context(persisted(batch))
             if counts.get("truncates"):
                 truncates, batch = without_truncates(batch, config)
-                self.truncates = ordered_batch(self.config, truncates, transaction)[1]
+                self.truncates = ordered_batch(self.config, truncates, schema)[1]
             self.unset = counts.get("unset")
-            accepted = self.frame if batch is self.received else ordered_batch(self.config, batch, transaction)[1]
+            accepted = self.frame if batch is self.received else ordered_batch(self.config, batch, schema)[1]
             if counts.get("moves") and self.all_partial is not None:
                 described = with_moves(described_changes(accepted, config, self.all_partial), config)
                 self.moves = stack.enter_context(find_moves(described, config, self.all_partial, self.num_rows))

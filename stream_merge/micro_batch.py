@@ -17,7 +17,7 @@ from stream_merge.bridge.self_read import SelfRead, find_self_read
 from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
 from stream_merge.bridge.table import Table, create_table, open_table, table_exists
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.change_memory import ChangeMemory, prepare_target, recall
+from stream_merge.change_memory import ChangeMemory, recall
 from stream_merge.clauses import Action, Clause, When, find_clause_faults
 from stream_merge.config import NO_QUARANTINE_IN_COMPLETE, SinkConfig
 from stream_merge.engines import run_engine
@@ -28,6 +28,7 @@ from stream_merge.features import check_supported, has_change_feed, has_deletion
 from stream_merge.files import DataFile, TableFiles
 from stream_merge.intake import Intake
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
+from stream_merge.ordered_target import prepare_target, prepared
 from stream_merge.partial_updates import COLUMN_SEQUENCES, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.source import Source, check_columns, deletes
@@ -66,6 +67,7 @@ class MicroBatch:
         identity: Under which ids the batch is recorded; None outside a stream.
         is_complete: Whether the batch is the whole result.
         intake: What becomes of the batch before it is merged.
+        is_created: Whether the target was made for the batch.
         had_registers: Whether the target had the column for the sequences of single columns when the batch came.
         memory: The deletes that the table remembers.
         remembered: What it will remember after the commit.
@@ -81,6 +83,7 @@ class MicroBatch:
     conflicts: list[str] = field(default_factory=list)
     attempts: int = 0
     intake: Intake = field(init=False)
+    is_created: bool = False
     had_registers: bool = False
     memory: ChangeMemory | None = None
     remembered: TombstoneState | None = None
@@ -123,7 +126,9 @@ class MicroBatch:
                 raise ConfigError([NO_QUARANTINE_IN_COMPLETE])
             return self._overwrite(plan, table, transaction, self_read)
         with self.timer.phase("open"):
-            self.had_registers = COLUMN_SEQUENCES in [f["name"] for f in transaction.schema["fields"]]
+            is_empty = self.is_created and transaction.version == 0
+            names = [field["name"] for field in transaction.schema["fields"]]
+            self.had_registers = COLUMN_SEQUENCES in names and not is_empty
             transaction = prepare_target(self.config, self.frame, table, transaction)
             self.intake.arrange(transaction)
             self.memory = self._recall(table, transaction)
@@ -139,14 +144,18 @@ class MicroBatch:
                     f"{self.name}: the table has earlier micro-batches of this query, and is gone. It is not created anew, since "
                     "their rows would be missing: restore it, or begin with an empty table and a new checkpoint."
                 )
+            like, properties = self._written(), config.table_properties
+            if not self.is_complete:
+                like, properties = prepared(config, self.frame, like)
             create_table(
                 self.spark,
                 config.target,
-                self._written(),
+                like,
                 partition_by=config.partition_by,
                 cluster_by=config.cluster_by,
-                properties=config.table_properties,
+                properties=properties,
             )
+            self.is_created = True
         return open_table(self.spark, config.target)
 
     def _written(self) -> DataFrame:

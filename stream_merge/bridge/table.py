@@ -123,10 +123,11 @@ class Table:
         except JVM_ERRORS as error:
             raise translate(error) from error
 
-    def add_column(self, name: str, sql_type: str) -> None:
-        """Add a column to the schema, in a commit of its own."""
+    def add_columns(self, types: Mapping[str, str]) -> None:
+        """Add columns to the schema, in a commit of their own."""
+        columns = ", ".join(f"`{name}` {sql_type}" for name, sql_type in types.items())
         try:
-            self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} ADD COLUMNS (`{name}` {sql_type})")
+            self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} ADD COLUMNS ({columns})")
         except JVM_ERRORS as error:
             raise translate(error) from error
 

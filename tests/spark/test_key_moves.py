@@ -204,12 +204,12 @@ def history(seed: int) -> tuple[list[tuple[Any, ...]], list[tuple[int, str | Non
     log: list[tuple[Any, ...]] = []
     for number in range(1, draw.randint(6, 18)):
         seq = 10 * number
-        free = [key for key in range(1, 5) if key not in rows]
-        kind = draw.choice(["insert", "update", "update", "move", "move", "delete"])
+        free = draw.sample(keys := [key for key in range(1, 5) if key not in rows], len(keys))
+        kind = draw.choice(["insert", "update", "update", "move", "swap", "delete"])
         unset = [name for name in "ab" if draw.random() < 0.6]
         sent = {name: f"{name}{seq}" for name in "ab" if name not in unset}
         if kind == "insert" and free:
-            key = draw.choice(free)
+            key = free[0]
             rows[key] = {name: f"{name}{seq}" for name in "ab"}
             log.append(upsert(key, rows[key]["a"], rows[key]["b"], seq))
         elif kind != "insert" and rows:
@@ -221,10 +221,16 @@ def history(seed: int) -> tuple[list[tuple[Any, ...]], list[tuple[int, str | Non
                 del rows[key]
                 log.append(delete(key, seq))
             elif free:
-                new = draw.choice(free)
-                rows[new] = rows.pop(key) | sent
-                log.append(delete(key, seq, new=new))
-                log.append(upsert(new, sent.get("a"), sent.get("b"), seq + 1, *unset, old=key))
+                # Sometimes two rows exchange their keys by way of a third one.
+                hops = [(key, free[0])]
+                others = [other for other in rows if other != key]
+                if kind == "swap" and others:
+                    other = draw.choice(others)
+                    hops += [(other, key), (free[0], other)]
+                for hop, (old, new) in enumerate(hops):
+                    rows[new] = rows.pop(old) | sent
+                    log.append(delete(old, seq + 2 * hop, new=new))
+                    log.append(upsert(new, sent.get("a"), sent.get("b"), seq + 2 * hop + 1, *unset, old=old))
     return log, sorted((key, row["a"], row["b"]) for key, row in rows.items())
 
 
