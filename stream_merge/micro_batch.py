@@ -11,8 +11,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import steps
+from stream_merge.batch_commit import BatchCommit
 from stream_merge.bridge import sessions
-from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.self_read import SelfRead, find_self_read
 from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
 from stream_merge.bridge.table import Table, create_table, open_table, table_exists
@@ -27,7 +28,7 @@ from stream_merge.errors import ClauseError, CommitConflictError, ConfigError, T
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import DataFile, TableFiles
 from stream_merge.intake import Intake
-from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, as_in_history, delta_name
+from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, delta_name
 from stream_merge.ordered_target import prepare_target, prepared
 from stream_merge.partial_updates import COLUMN_SEQUENCES, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
@@ -35,7 +36,7 @@ from stream_merge.source import Source, check_columns, deletes
 from stream_merge.state import SinkState
 from stream_merge.statement import effective_clauses, quote
 from stream_merge.tombstones import DOMAIN, TombstoneState
-from stream_merge.transaction import BatchIdentity, back_off, settle
+from stream_merge.transaction import BatchIdentity
 
 logger = logging.getLogger("stream_merge")
 
@@ -66,6 +67,7 @@ class MicroBatch:
         query: The running query, or None.
         identity: Under which ids the batch is recorded; None outside a stream.
         is_complete: Whether the batch is the whole result.
+        commit: Commits what is staged.
         intake: What becomes of the batch before it is merged.
         is_created: Whether the target was made for the batch.
         had_registers: Whether the target had the column for the sequences of single columns when the batch came.
@@ -80,8 +82,7 @@ class MicroBatch:
     identity: BatchIdentity | None
     is_complete: bool
     timer: PhaseTimer = field(default_factory=PhaseTimer)
-    conflicts: list[str] = field(default_factory=list)
-    attempts: int = 0
+    commit: BatchCommit = field(init=False)
     intake: Intake = field(init=False)
     is_created: bool = False
     had_registers: bool = False
@@ -90,6 +91,14 @@ class MicroBatch:
 
     def __post_init__(self) -> None:
         self.intake = Intake(config=self.config, received=self.frame, identity=self.identity, name=self.name)
+        self.commit = BatchCommit(
+            config=self.config,
+            state=self.state,
+            name=self.name,
+            query=self.query,
+            identity=self.identity,
+            timer=self.timer,
+        )
 
     @property
     def spark(self) -> SparkSession:
@@ -182,7 +191,7 @@ class MicroBatch:
     def _skip(self, reason: str) -> MergeResult:
         # A stateful query fails when the state that its batch would write is never written: Spark 4.2 checks it.
         self.frame.write.format("noop").mode("overwrite").save()
-        return self._result(None, reason, None, {}, skipped=True)
+        return self.commit.result(None, reason, None, {}, skipped=True)
 
     def _merge(
         self,
@@ -207,7 +216,9 @@ class MicroBatch:
                 staged = self._stage(plan, resolved, transaction, source, self_read, written)
                 operation = resolved.operation([delta_name(name) for name in COUNTERS], self.config.user_metadata)
                 counts = self._counts(staged, source.num_rows)
-                version, is_settled = self._commit(table, transaction, staged, operation, counts, self_read)
+                version, is_settled = self.commit.attempt(
+                    self.spark, table, transaction, staged, operation, counts, self_read
+                )
                 if is_settled:
                     break
                 before, earlier = transaction, self.memory
@@ -380,73 +391,17 @@ class MicroBatch:
                     staged = stage_overwrite(transaction, batch, overwrite_schema=self.config.overwrite_schema)
                 operation = overwrite_operation(self.spark, query_id, batch_id, names, self.config.user_metadata)
                 counts = self._counts(staged, staged.counts["num_source_rows"])
-                version, is_settled = self._commit(table, transaction, staged, operation, counts, self_read)
+                version, is_settled = self.commit.attempt(
+                    self.spark, table, transaction, staged, operation, counts, self_read
+                )
                 if is_settled:
                     break
                 transaction = table.begin()
         return self._committed(plan, version, counts, None, None)
 
     def _counts(self, staged: Staged, num_source_rows: int) -> dict[str, int]:
-        """Complete the metrics that need the whole commit or the clock."""
-        counts = staged.counts
-        changes = staged.changes
-        counts.setdefault("num_source_rows", num_source_rows)
-        # The one that these are committed by is another.
-        counts["num_commit_attempts"] = self.attempts + 1
-        counts["num_quarantined_rows"] = self.intake.num_quarantined_rows
-        counts["num_added_files"] = counts.get("num_target_files_added", 0) + len(changes.adds)
-        counts["num_removed_files"] = counts.pop("num_overwritten_files", 0) + len(changes.removes)
-        kinds = ("copied", "inserted", "updated")
-        counts["num_output_rows"] = sum(counts.get(f"num_target_rows_{kind}", 0) for kind in kinds)
-        counts["scan_time_ms"] = self.timer.ms("locate")
-        counts["rewrite_time_ms"] = self.timer.ms("stage")
-        counts["materialize_source_time_ms"] = self.timer.ms("source")
-        counts["execution_time_ms"] = self.timer.elapsed_ms()
-        return counts
-
-    def _commit(
-        self,
-        table: Table,
-        transaction: Transaction,
-        staged: Staged,
-        operation: Any,
-        counts: dict[str, int],
-        self_read: SelfRead,
-    ) -> tuple[int | None, bool]:
-        """Commit, and return the version and whether the batch is settled; not settled means: try again."""
-        metrics = self.state.operation_metrics(self.spark)
-        values = {delta_name(name): value for name, value in counts.items()}
-        metrics.set({**values, "operationNumSourceRows": counts["num_source_rows"]})
-        self.attempts += 1
-        steps.reached("before_commit")
-        with self.timer.phase("commit"), sessions.job_description(self.spark, f"{self.name}: commit"):
-            try:
-                version = transaction.commit(
-                    self.identity.set_transactions() if self.identity else {},
-                    staged.changes,
-                    operation,
-                    metrics.by_name,
-                    is_empty_allowed=self.identity is not None,
-                )
-            except JVM_ERRORS as error:
-                outcome = settle(table, transaction, self.identity, error)
-                if outcome.version is None and not outcome.is_applied_elsewhere:
-                    if outcome.conflict is None:
-                        raise translate(error) from error
-                    self.conflicts.append(outcome.conflict)
-                    if self_read.is_static:
-                        # The batch was computed from the version that is no longer the newest.
-                        reason = f"{outcome.conflict}; the batch reads its own target"
-                        raise CommitConflictError(self.name, self.attempts, reason) from error
-                    if self.attempts > self.config.max_commit_retries:
-                        raise CommitConflictError(self.name, self.attempts, outcome.conflict) from error
-                    logger.info("%s: %s, attempt %d", self.name, outcome.conflict, self.attempts)
-                    back_off(self.attempts)
-                    return None, False
-                logger.warning("%s: the commit raised an error but is in the table: %s", self.name, error)
-                version = outcome.version
-        steps.reached("after_commit")
-        return version, True
+        num_quarantined = self.intake.num_quarantined_rows
+        return self.commit.counts(staged, num_source_rows=num_source_rows, num_quarantined_rows=num_quarantined)
 
     def _committed(
         self,
@@ -460,7 +415,7 @@ class MicroBatch:
         if self.identity is not None:
             self.state.app_id = self.identity.app_id
             if version is None:
-                return self._result(None, "another process committed this batch", None, {}, skipped=True)
+                return self.commit.result(None, "another process committed this batch", None, {}, skipped=True)
         try:
             if resolved is not None:
                 resolved.refresh_cached_readers()
@@ -471,30 +426,4 @@ class MicroBatch:
         except JVM_ERRORS:
             # A fault here must not make a landed commit look like a failure.
             logger.warning("%s: committed, but what follows a commit failed", self.name, exc_info=True)
-        return self._result(plan, plan.reason, version, counts, locator=locator)
-
-    def _result(
-        self,
-        plan: MergePlan | None,
-        reason: str,
-        version: int | None,
-        counts: dict[str, int],
-        *,
-        skipped: bool = False,
-        locator: str | None = None,
-    ) -> MergeResult:
-        result = MergeResult(
-            target=self.config.target,
-            query_id=self.query.query_id if self.query else None,
-            batch_id=self.identity.batch_id if self.identity else None,
-            version=version,
-            strategy=plan.strategy.value if plan else None,
-            reason=reason,
-            skipped=skipped,
-            locator=locator,
-            conflicts=tuple(self.conflicts),
-            phase_ms=self.timer.phases(),
-            **{**as_in_history(counts), "num_commit_attempts": self.attempts},
-        )
-        logger.info("%s", result.line(self.name))
-        return result
+        return self.commit.result(plan, plan.reason, version, counts, locator=locator)

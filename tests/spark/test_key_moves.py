@@ -204,7 +204,8 @@ def history(seed: int) -> tuple[list[tuple[Any, ...]], list[tuple[int, str | Non
     log: list[tuple[Any, ...]] = []
     for number in range(1, draw.randint(6, 18)):
         seq = 10 * number
-        free = draw.sample(keys := [key for key in range(1, 5) if key not in rows], len(keys))
+        free = [key for key in range(1, 5) if key not in rows]
+        draw.shuffle(free)
         kind = draw.choice(["insert", "update", "update", "move", "swap", "delete"])
         unset = [name for name in "ab" if draw.random() < 0.6]
         sent = {name: f"{name}{seq}" for name in "ab" if name not in unset}
