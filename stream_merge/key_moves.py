@@ -37,7 +37,6 @@ from stream_merge.statement import column_of, quote
 
 OLD_KEY = RESERVED_PREFIX + "old_key"
 NEW_KEY = RESERVED_PREFIX + "new_key"
-_ENDS = ("from", "to")
 _MAX_HOPS = 32
 """How often a row may change its key within one batch; later changes of its key then lack values, and are counted."""
 
@@ -73,8 +72,16 @@ class Moves:
     @property
     def broadcast_departures(self) -> DataFrame:
         """The departures as the side of a join that goes to every task, unless they are too many."""
-        is_small = self.num_departures <= _MAX_BROADCAST_MOVES
-        return F.broadcast(self.departures) if is_small else self.departures
+        return self._broadcast(self.departures)
+
+    @property
+    def ends(self) -> DataFrame:
+        """The keys that rows leave and those that they go to, structs `key`, as the side of such a join."""
+        left, gone_to = (self.departures.select(F.col(name).alias("key")) for name in ("from", "to"))
+        return self._broadcast(left.unionByName(gone_to))
+
+    def _broadcast(self, frame: DataFrame) -> DataFrame:
+        return F.broadcast(frame) if self.num_departures <= _MAX_BROADCAST_MOVES else frame
 
 
 def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
@@ -207,10 +214,7 @@ def followed_moves(
 
         own: list[DataFrame] = []
         if moves.num_departures:
-            ends = reduce(
-                DataFrame.unionByName, (moves.broadcast_departures.select(F.col(n).alias("key")) for n in _ENDS)
-            )
-            target = read_target(ends, moves.bounds)
+            target = read_target(moves.ends, moves.bounds)
             target = stack.enter_context(persisted(target, at_once=moves.is_small))
             there.append(target)
             known = handover.known(target, dead())
