@@ -180,7 +180,10 @@ def _write_events(spark: SparkSession, path: Path, number: int, options: argpars
     """Write one batch as Spark's Kafka source gives it: 60 % updates of few keys, 35 % inserts, 5 % deletes."""
     first = number * options.events
     kind = F.pmod(F.xxhash64("n"), F.lit(100))
-    known = F.pmod(F.xxhash64("n", F.lit(1)), F.lit(options.rows // 20)) * 20 + number % 20
+    # Rows that are deleted are no others' updates: an update of a row that is gone would have no value of what it does not send.
+    tenth = F.when(F.col("op") == "d", 0).otherwise(1 + F.pmod(F.xxhash64("n", F.lit(3)), F.lit(9)))
+    place = F.pmod(F.xxhash64("n", F.lit(1)), F.lit(options.rows // 200)) * 10 + tenth
+    known = place * 20 + number % 20
     events = (
         spark.range(first, first + options.events)
         .withColumnRenamed("id", "n")
