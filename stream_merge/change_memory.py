@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -179,6 +179,20 @@ class ChangeMemory:
     def left(self) -> DataFrame | None:
         """Return the tombstones of earlier batches that hold the values of rows which got another key; None if there are none."""
         return self._read(self.tombstones.read_moved)
+
+    def may_remember_move(self, at: Column) -> Column:
+        """Return whether one of the tombstones that hold values may have this sequence."""
+        may = F.lit(False)
+        for file in self.state.files:
+            if file.num_moved:
+                # A file of an older version does not say which ones it has.
+                highest = None if file.highest is None else self.tombstones.column_of(file.highest)
+                may |= (
+                    F.lit(True)
+                    if highest is None
+                    else F.coalesce(~(highest < at.cast(self.tombstones.sequence_type)), F.lit(True))
+                )
+        return may
 
     def lacking(self) -> DataFrame | None:
         """Return those of them that hold some of the row's values only; None if there are none."""

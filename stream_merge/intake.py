@@ -18,7 +18,8 @@ from stream_merge.change_memory import ChangeMemory
 from stream_merge.config import SinkConfig
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.files import KeyRange, TableFiles
-from stream_merge.key_moves import Moves, find_moves, followed_moves, with_moves
+from stream_merge.handover import followed_moves
+from stream_merge.key_moves import Moves, find_moves, with_moves
 from stream_merge.ordered_target import ordered_batch
 from stream_merge.partial_updates import PartialUpdates, described_changes
 from stream_merge.quarantine import Quarantine
@@ -119,9 +120,18 @@ class Intake:
                 self.truncates = ordered_batch(self.config, truncates, schema)[1]
             self.unset = counts.get("unset")
             accepted = self.frame if batch is self.received else ordered_batch(self.config, batch, schema)[1]
-            if counts.get("moves") and self.all_partial is not None:
+            # Without tombstones nothing can wait for its row.
+            if counts.get("moves") and self.all_partial is not None and memory is not None:
                 described = with_moves(described_changes(accepted, config, self.all_partial), config)
-                self.moves = stack.enter_context(find_moves(described, config, self.all_partial, self.num_rows))
+                moves = find_moves(
+                    described,
+                    config,
+                    self.all_partial,
+                    self.num_rows,
+                    left=memory.left,
+                    may_remember=memory.may_remember_move,
+                )
+                self.moves = stack.enter_context(moves)
             self.narrow(memory)
             yield accepted
 

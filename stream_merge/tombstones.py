@@ -198,12 +198,13 @@ class Tombstones:
         return F.struct(*fields).alias("sequence")
 
     @property
-    def _sequence_type(self) -> StructType:
+    def sequence_type(self) -> StructType:
+        """The type of a sequence: a struct s0, s1, ..."""
         return StructType([StructField(f"s{i}", kind) for i, kind in enumerate(self.sequence.values())])
 
     def _schema(self) -> StructType:
         schema = StructType([StructField(f"k{i}", kind) for i, kind in enumerate(self.keys.values())])
-        return schema.add("sequence", self._sequence_type).add("deleted_ms", "long")
+        return schema.add("sequence", self.sequence_type).add("deleted_ms", "long")
 
     def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
         """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
@@ -247,7 +248,7 @@ class Tombstones:
         lowest = self.sequence_column()
         if COLUMN_SEQUENCES in columns:
             of_values = F.array_min(F.map_values(COLUMN_SEQUENCES))
-            lowest = F.least(lowest, of_values.cast(self._sequence_type))
+            lowest = F.least(lowest, of_values.cast(self.sequence_type))
         return F.coalesce(lowest < self.column_of(file.highest), F.lit(True))
 
     def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
@@ -262,7 +263,7 @@ class Tombstones:
 
     def column_of(self, sequence: str) -> Column:
         """Return a sequence that the state holds as JSON."""
-        return F.from_json(F.lit(sequence), self._sequence_type, EXACT_TIMES)
+        return F.from_json(F.lit(sequence), self.sequence_type, EXACT_TIMES)
 
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
         """Return whether a target row is older than a sequence that is given as JSON."""

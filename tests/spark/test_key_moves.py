@@ -153,6 +153,23 @@ class TestOneMove:
         assert read_rows(table, "id", "a", "b", "seq") == [Row(id=2, a="A", b="b1", seq=11)]
         assert result.num_superseded_rows == 1
 
+    def test_a_departure_that_comes_again_does_not_forget_what_its_row_had(self, create_source, read_rows, table):
+        # Several rows, since which of two values wins is drawn by their hash.
+        rows = range(0, 80, 10)
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(row + 1, f"a{row}", f"b{row}", 1) for row in rows]))
+        arrivals = [upsert(row + 2, f"A{row}", None, 11, "b", old=row + 1) for row in rows]
+        departures = [delete(row + 2, 20, new=row + 3) for row in rows]
+        for batch in (
+            arrivals + departures,
+            departures,
+            [delete(row + 1, 10, new=row + 2) for row in rows],
+            [upsert(row + 3, None, None, 21, "a", "b", old=row + 2) for row in rows],
+        ):
+            sink.merge(create_source(SCHEMA, batch))
+        expected = [Row(id=row + 3, a=f"A{row}", b=f"b{row}") for row in rows]
+        assert sorted(read_rows(table, "id", "a", "b")) == expected
+
     @pytest.mark.parametrize("is_split", [False, True], ids=["at once", "delete by itself"])
     def test_a_value_does_not_go_past_a_delete_to_the_next_row_of_the_key(
         self, create_source, read_rows, table, is_split
