@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
@@ -182,17 +183,8 @@ class ChangeMemory:
 
     def may_remember_move(self, at: Column) -> Column:
         """Return whether one of the tombstones that hold values may have this sequence."""
-        may = F.lit(False)
-        for file in self.state.files:
-            if file.num_moved:
-                # A file of an older version does not say which ones it has.
-                highest = None if file.highest is None else self.tombstones.column_of(file.highest)
-                may |= (
-                    F.lit(True)
-                    if highest is None
-                    else F.coalesce(~(highest < at.cast(self.tombstones.sequence_type)), F.lit(True))
-                )
-        return may
+        moved = [file for file in self.state.files if file.num_moved]
+        return reduce(Column.__or__, (self.tombstones.may_hold(file, at) for file in moved), F.lit(False))
 
     def lacking(self) -> DataFrame | None:
         """Return those of them that hold some of the row's values only; None if there are none."""

@@ -17,7 +17,7 @@ from pyspark.sql.types import DataType
 
 from stream_merge.bridge.sessions import persisted
 from stream_merge.config import SinkConfig
-from stream_merge.key_moves import OLD_KEY, Moves, joined_in_place, next_steps
+from stream_merge.key_moves import OLD_KEY, Moves, joined_in_place, next_steps, place_of
 from stream_merge.partial_updates import (
     COLUMN_SEQUENCES,
     IS_DELETE,
@@ -68,8 +68,8 @@ def followed_moves(
     handover = _Handover(moves, config, partial)
     handed: list[DataFrame] = []
     there: list[DataFrame] = []
-    remembered = left()
-    if remembered is not None and moves.num_lacking:
+    remembered = left() if moves.num_lacking else None
+    if remembered is not None:
         handed.append(handover.awaited(remembered))
     with ExitStack() as stack:
 
@@ -102,7 +102,7 @@ def followed_moves(
             given = reduce(DataFrame.unionByName, passed)
             passed = kept(reduce(DataFrame.unionByName, [handover.passed_on(given, left) for left in followed]))
             handed += passed
-            there += [read_target(handover.ends_of(f), None) for f in passed]
+            there += [read_target(rows.select(F.col("moved.to").alias("key")), None) for rows in passed]
             # Also after rows that leave in this batch the key to which the values have come now; all else these took along.
             followed = [*followed[:1], *own]
         yield moves.changes.unionByName(handover.given(handed, there)) if handed else moves.changes
@@ -210,7 +210,7 @@ class _Handover:
 
     def _place(self, key_type: DataType) -> Column:
         """Return the key of a tombstone."""
-        return F.struct(*[F.col(f"k{i}") for i in range(len(self._keys))]).cast(key_type)
+        return place_of(len(self._keys), key_type)
 
     def _known(self, target: DataFrame) -> DataFrame:
         there = {field.name.lower() for field in target.schema}
@@ -264,10 +264,6 @@ class _Handover:
             "sequence",
             self._moved(F.col("moved.to"), F.col("given.row"), F.col("still_unset"), since),
         )
-
-    def ends_of(self, handed: DataFrame) -> DataFrame:
-        """Return the keys to which values are handed."""
-        return handed.select(F.col("moved.to").alias("key"))
 
     def given(self, handed: Sequence[DataFrame], target: Sequence[DataFrame]) -> DataFrame:
         """Return the changes that give values to the rows that have come to their new keys, in this batch or before.

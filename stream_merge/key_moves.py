@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.bridge.statement import RESERVED_PREFIX
@@ -144,7 +144,7 @@ def find_moves(
             # Those come again: their rows are gone, and what these had is remembered. Now it would be found to be nothing.
             key_type = needy.schema["from"].dataType
             again = remembered.select(
-                F.struct(*[F.col(f"k{i}") for i in range(len(config.keys))]).cast(key_type).alias("left"),
+                place_of(len(config.keys), key_type).alias("left"),
                 F.col("moved.to").cast(key_type).alias("gone_to"),
                 F.col("sequence").cast(needy.schema["at"].dataType).alias("left_at"),
             )
@@ -200,6 +200,11 @@ def next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> Dat
     is_onward = (F.col("to") == F.col("next_from")) & (F.col("at") < F.col("next_at"))
     steps = last.join(joined_in_place(onward) if is_small else onward, is_onward)
     return steps.select(*[F.col(f"next_{name}").alias(name) for name in last.columns])
+
+
+def place_of(num_keys: int, key_type: DataType) -> Column:
+    """Return the key of a tombstone, which has it in columns k0, k1, ..., as one struct."""
+    return F.struct(*[F.col(f"k{i}") for i in range(num_keys)]).cast(key_type)
 
 
 def joined_in_place(frame: DataFrame) -> DataFrame:

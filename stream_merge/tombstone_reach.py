@@ -12,8 +12,8 @@ from stream_merge.tombstones import TombstoneFile
 class Reach:
     """Which files of tombstones the last batch of a sink reached, which the next one is likely to reach, too.
 
-    A change reaches a file if it is older than the newest tombstone there. Whether one does, and the deletes of the files that are
-    likely reached are looked up in one job; without this there would be one for each.
+    A change reaches a file if it is no newer than the newest tombstone there. Whether one does, and the deletes of the files that
+    are likely reached are looked up in one job; without this there would be one for each.
     """
 
     _is_any: bool = True

@@ -243,13 +243,17 @@ class Tombstones:
 
     def is_reached(self, file: TombstoneFile, columns: Collection[str]) -> Column:
         """Return whether a source row that has these columns, or a value that it sets, may be older than a tombstone of a file."""
-        if file.highest is None:
-            return F.lit(True)
         lowest = self.sequence_column()
         if COLUMN_SEQUENCES in columns:
             of_values = F.array_min(F.map_values(COLUMN_SEQUENCES))
             lowest = F.least(lowest, of_values.cast(self.sequence_type))
-        return F.coalesce(lowest < self.column_of(file.highest), F.lit(True))
+        return self.may_hold(file, lowest)
+
+    def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
+        """Return whether a file may have a tombstone of this sequence, or a newer one."""
+        if file.highest is None:
+            return F.lit(True)
+        return F.coalesce(~(self.column_of(file.highest) < sequence.cast(self.sequence_type)), F.lit(True))
 
     def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
         """Return the highest sequence that `write` writes for the source's rows, as JSON."""
