@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, StringType, StructType
 
-from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedClause, ResolvedMerge
+from stream_merge.bridge.statement import RESERVED_PREFIX, Once, ResolvedClause, ResolvedMerge, made_anew
 from stream_merge.clauses import When
 from stream_merge.config import SinkConfig
 from stream_merge.errors import UnsupportedTableError
@@ -144,7 +144,7 @@ def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpda
 
 
 def folded_changes(
-    changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates
+    changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates, once: Once = made_anew
 ) -> DataFrame:
     """Return one row for each key: its newest change, each column with the newest value that a change of the batch set.
 
@@ -153,15 +153,33 @@ def folded_changes(
         keys: The key columns.
         sequence: The columns that hold the sequence.
         partial: What changes may set.
+        once: Keeps the expressions for other batches of the same columns.
 
     Returns:
         The batch's columns and `own_columns`, with `IS_TIED` and `NUM_SUPERSEDED` before them as `newest_changes` gives them.
     """
+    fold = once(f"fold of {changes.columns}", lambda: _fold(changes, keys, sequence, partial))
+    ranked = changes.select("*", *fold.ordered).select("*", *fold.ranked)
+    return ranked.where(F.col(_RANK) == 1).select(*fold.folded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """The columns of the three steps in which changes are folded: the first two add them, the last is the result."""
+
+    ordered: Sequence[Column]
+    ranked: Sequence[Column]
+    folded: Sequence[Column]
+
+
+_RANK = RESERVED_PREFIX + "rank"
+
+
+def _fold(changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates) -> _Fold:
     assert partial.sequence is not None
-    order = order_of(sequence, partial)
+    own = RESERVED_PREFIX + "order", RESERVED_PREFIX + "contents"
     contents = contents_hash(changes, without=[COLUMN_SEQUENCES])
-    own = RESERVED_PREFIX + "order", RESERVED_PREFIX + "contents", RESERVED_PREFIX + "rank"
-    changes = changes.withColumns({own[0]: order, own[1]: contents})
+    ordered = order_of(sequence, partial).alias(own[0]), contents.alias(own[1])
     of_key = Window.partitionBy(*[quote(key) for key in keys])
     newest_first = of_key.orderBy(F.col(own[0]).desc(), IS_FILL, F.col(own[1]).desc())
     # Over the whole key, so that Spark computes it once for the key, not once for each of its changes.
@@ -178,14 +196,13 @@ def folded_changes(
         F.lead(own[1]).over(newest_first) != F.col(own[1])
     )
     is_tied = is_tied & is_real & ~F.lead(IS_FILL, 1, default=True).over(newest_first)
-    ranked = changes.select(
-        "*",
+    ranked = [
         F.max(F.when(F.col(IS_DELETE), F.col(own[0]))).over(of_key).alias(NEWEST_DELETE),
         F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
         (F.count(F.when(is_real, 1)).over(of_key) - F.when(is_real, 1).otherwise(0)).alias(NUM_SUPERSEDED),
-        F.row_number().over(newest_first).alias(own[2]),
+        F.row_number().over(newest_first).alias(_RANK),
         *[newest_set(name).alias(place) for name, place in places.items()],
-    ).where(F.col(own[2]) == 1)
+    ]
 
     is_since_delete = {
         name: ~F.col(IS_DELETE) & ~F.coalesce(F.col(place)["sequence"] < F.col(NEWEST_DELETE), F.lit(False))
@@ -204,20 +221,16 @@ def folded_changes(
     is_unresolved = F.lit(False)
     for name in partial.unsent:
         is_unresolved = is_unresolved | own_sequences[name].isNull()
-    return ranked.select(
-        *[
-            column_sequences({**own_sequences, **never}, F.col(own[0]), partial).alias(name)
-            if name == COLUMN_SEQUENCES
-            else (values[name].alias(name) if name in values else F.col(quote(name)))
-            for name in changes.columns[: changes.columns.index(UNSET)]
-        ],
-        IS_TIED,
-        NUM_SUPERSEDED,
-        IS_DELETE,
-        IS_FILL,
-        NEWEST_DELETE,
-        (is_unresolved & ~F.col(IS_DELETE) & is_real).alias(IS_UNRESOLVED),
-    )
+    columns = changes.columns
+    folded = [
+        column_sequences({**own_sequences, **never}, F.col(own[0]), partial).alias(name)
+        if name == COLUMN_SEQUENCES
+        else (values[name].alias(name) if name in values else F.col(quote(name)))
+        for name in columns[: columns.index(UNSET)]
+    ]
+    folded += [F.col(name) for name in (IS_TIED, NUM_SUPERSEDED, IS_DELETE, IS_FILL, NEWEST_DELETE)]
+    folded.append((is_unresolved & ~F.col(IS_DELETE) & is_real).alias(IS_UNRESOLVED))
+    return _Fold(ordered, ranked, folded)
 
 
 def since_deletes(rows: DataFrame, partial: PartialUpdates) -> DataFrame:

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, VariantType
 
-from stream_merge.bridge.statement import RESERVED_PREFIX
+from stream_merge.bridge.statement import RESERVED_PREFIX, Once, made_anew
 from stream_merge.clauses import Expression
 from stream_merge.statement import quote
 
@@ -60,24 +60,33 @@ def with_sequence(
     return batch.alias(source_alias).select("*", typed.alias(SEQUENCE))
 
 
-def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str]) -> DataFrame:
+def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str], once: Once = made_anew) -> DataFrame:
     """Return the newest change of each key, with two columns more: `IS_TIED` and `NUM_SUPERSEDED`.
 
     A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a
     replay decides alike; such a key is tied if the contents differ. What was superseded are the key's other changes.
+
+    Args:
+        batch: The batch.
+        keys: The key columns.
+        sequence: The columns that hold the sequence.
+        once: Keeps the expressions for other batches of the same columns.
     """
-    contents = contents_hash(batch)
-    newest = F.struct(*[F.col(quote(name)) for name in sequence])
-    of_key = Window.partitionBy(*[quote(key) for key in keys])
-    ordered = of_key.orderBy(*[F.col(quote(name)).desc_nulls_last() for name in sequence], contents.desc())
     rank = RESERVED_PREFIX + "rank"
-    is_tied = F.lead(newest).over(ordered).eqNullSafe(newest) & (F.lead(contents).over(ordered) != contents)
-    ranked = batch.select(
-        "*",
-        F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
-        (F.count(F.lit(1)).over(of_key) - 1).alias(NUM_SUPERSEDED),
-        F.row_number().over(ordered).alias(rank),
-    )
+
+    def ranks() -> list[Column]:
+        contents = contents_hash(batch)
+        newest = F.struct(*[F.col(quote(name)) for name in sequence])
+        of_key = Window.partitionBy(*[quote(key) for key in keys])
+        ordered = of_key.orderBy(*[F.col(quote(name)).desc_nulls_last() for name in sequence], contents.desc())
+        is_tied = F.lead(newest).over(ordered).eqNullSafe(newest) & (F.lead(contents).over(ordered) != contents)
+        return [
+            F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
+            (F.count(F.lit(1)).over(of_key) - 1).alias(NUM_SUPERSEDED),
+            F.row_number().over(ordered).alias(rank),
+        ]
+
+    ranked = batch.select("*", *once(f"newest of {batch.columns}", ranks))
     return ranked.where(F.col(rank) == 1).drop(rank)
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import persisted, summaries
-from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, ResolvedMerge
+from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, Once, ResolvedMerge, made_anew
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
 from stream_merge.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
@@ -194,7 +194,11 @@ def own_columns(config: SinkConfig, partial: PartialUpdates | None) -> dict[str,
 
 @contextmanager
 def evaluated(
-    batch: DataFrame, config: SinkConfig, partial: PartialUpdates | None, num_rows: int | None = None
+    batch: DataFrame,
+    config: SinkConfig,
+    partial: PartialUpdates | None,
+    num_rows: int | None = None,
+    once: Once = made_anew,
 ) -> Iterator[DataFrame]:
     """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`.
 
@@ -203,14 +207,15 @@ def evaluated(
         config: The sink, its sequence in columns.
         partial: How changes set single columns, if they do.
         num_rows: How many rows the batch has, if its rows are kept and were counted.
+        once: Keeps expressions for other batches.
     """
     if config.sequence_by and num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS:
         batch = batch.coalesce(1)
     changes = batch
     if config.sequence_by and partial is not None:
-        changes = folded_changes(batch, config.keys, config.sequence_columns, partial)
+        changes = folded_changes(batch, config.keys, config.sequence_columns, partial, once)
     elif config.sequence_by:
-        changes = newest_changes(batch, config.keys, config.sequence_columns)
+        changes = newest_changes(batch, config.keys, config.sequence_columns, once)
     with persisted(changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))) as rows:
         yield rows
 
@@ -261,7 +266,9 @@ def measured(
             # Mostly no delete is found, and what is measured at the same time holds.
             (num_deleted, num_outdated), facts = summaries(found[1], measure.frame(rows))
         if memory is not None:
-            reached = [file for number, file in enumerate(memory.files) if facts[f"reached_{number}"]]
+            reached = []
+            if memory.files and facts["rows"]:
+                reached = [file for file, is_reached in zip(memory.files, facts["reached"], strict=True) if is_reached]
             memory.reach.note(memory.files, reached)
             if not set(reached) <= set(likely) and (found := look_up(reached)) is not None:
                 ((num_deleted, num_outdated),) = summaries(found[1])
@@ -309,27 +316,32 @@ class _Measure:
 
     def frame(self, rows: DataFrame) -> DataFrame:
         """Return what is to be known of rows, a frame of one row."""
-        config, resolved, memory = self.config, self.resolved, self.memory
-        of_sink = resolved.once(
-            "aggregates", lambda: _aggregates(config, self._pairs, self.partition_columns, self.independence)
-        )
-        aggregates = [*of_sink]
-        if IS_UNRESOLVED in rows.columns:
+        resolved, memory, columns = self.resolved, self.memory, rows.columns
+        aggregates = [*resolved.once(f"facts of {columns}", lambda: self._lasting(columns))]
+        if memory is not None:
+            is_undecidable = memory.tombstones.is_undecidable(memory.state)
+            aggregates.append(F.count(F.when(is_undecidable, 1)).alias("undecidable"))
+            if memory.files:
+                lowest = resolved.once(f"lowest of {columns}", lambda: memory.tombstones.lowest(columns))
+                aggregates.append(memory.tombstones.are_reached(memory.files, lowest).alias("reached"))
+        return resolved.source(rows).agg(*aggregates)
+
+    def _lasting(self, columns: Sequence[str]) -> list[Column]:
+        """Return the aggregates over rows with these columns that are the same for every batch."""
+        config, memory = self.config, self.memory
+        aggregates = _aggregates(config, self._pairs, self.partition_columns, self.independence)
+        if IS_UNRESOLVED in columns:
             aggregates.append(F.count(F.when(F.col(IS_UNRESOLVED), 1)).alias("unresolved"))
         if config.sequence_by:
-            is_undecidable = F.lit(False) if memory is None else memory.tombstones.is_undecidable(memory.state)
-            is_delete = deletes(resolved, rows.columns) if config.keeps_order else F.lit(False)
+            is_delete = deletes(self.resolved, columns) if config.keeps_order else F.lit(False)
             aggregates += [
                 F.coalesce(F.sum(NUM_SUPERSEDED), F.lit(0)).alias("superseded"),
                 F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
-                F.count(F.when(is_undecidable, 1)).alias("undecidable"),
                 F.count(F.when(is_delete, 1)).alias("deletes"),
             ]
             if memory is not None:
-                aggregates.append(memory.tombstones.highest_delete(is_delete, rows.columns).alias("highest_delete"))
-                are_reached = [memory.tombstones.is_reached(file, rows.columns) for file in memory.files]
-                aggregates += [F.count(F.when(is_r, 1)).alias(f"reached_{i}") for i, is_r in enumerate(are_reached)]
-        return resolved.source(rows).agg(*aggregates)
+                aggregates.append(memory.tombstones.highest_delete(is_delete, columns).alias("highest_delete"))
+        return aggregates
 
     def take(self, rows: DataFrame) -> Row:
         """Return what is to be known of rows."""
@@ -351,7 +363,7 @@ class _Measure:
             bounds[pair] = (known[f"low_{number}"], known[f"high_{number}"], known[f"nulls_{number}"], few)
         counts = {}
         if self.config.sequence_by:
-            counts = {f"num_{name}": known[key] for name, key in _COUNTS_OF_ORDER.items()}
+            counts = {f"num_{name}": known.get(key, 0) for name, key in _COUNTS_OF_ORDER.items()}
             counts["num_outdated_rows"] = num_outdated
         return Source(
             rows=rows,

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
@@ -241,13 +241,19 @@ class Tombstones:
         is_outdated = F.first("theirs.sequence") < newest
         return found.groupBy(SOURCE_ID).agg(newest.alias(DELETED), is_outdated.alias(IS_OUTDATED))
 
-    def is_reached(self, file: TombstoneFile, columns: Collection[str]) -> Column:
-        """Return whether a source row that has these columns, or a value that it sets, may be older than a tombstone of a file."""
+    def lowest(self, columns: Collection[str]) -> Column:
+        """Return the lowest sequence of source rows that have these columns, and of the values that they set: an aggregate."""
         lowest = self.sequence_column()
         if COLUMN_SEQUENCES in columns:
             of_values = F.array_min(F.map_values(COLUMN_SEQUENCES))
             lowest = F.least(lowest, of_values.cast(self.sequence_type))
-        return self.may_hold(file, lowest)
+        return F.min(lowest)
+
+    def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
+        """Return, for each file, whether changes of which this is the lowest sequence may be older than a tombstone in it."""
+        highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
+        all_highest = F.from_json(highest, ArrayType(self.sequence_type), EXACT_TIMES)
+        return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
 
     def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
         """Return whether a file may have a tombstone of this sequence, or a newer one."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -70,6 +70,18 @@ class KeyPair:
     source: str
     type_name: str
     is_null_safe: bool
+
+
+class Once(Protocol):
+    """Returns what `make` returns, which it calls at most once for a name."""
+
+    def __call__(self, name: str, make: Callable[[], T], /) -> T:
+        """Return what was made under the name, or make it."""
+
+
+def made_anew(_name: str, make: Callable[[], T]) -> T:
+    """Make it each time, whatever its name: an `Once` that keeps nothing."""
+    return make()
 
 
 class ResolvedMerge:

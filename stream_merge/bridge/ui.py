@@ -17,6 +17,7 @@ class OperationMetrics:
     def __init__(self, spark: SparkSession, names: Sequence[str]) -> None:
         """Make a metric for each name; names that end with `Ms` are times in milliseconds."""
         self._spark = spark
+        self._text = ("", "")
         self._values = dict.fromkeys(names, 0)
         metrics = self._class("metric.SQLMetrics")
         context = spark.sparkContext._jsc.sc()
@@ -59,7 +60,13 @@ class OperationMetrics:
         root = self._class("SparkPlanInfo")(node, node, seq(jvm, [child]), scala_map(jvm, {}), seq(jvm, self._infos))
         update = self._class("ui.SparkListenerSQLAdaptiveExecutionUpdate")
         number = java_class(jvm, "java.lang.Long").parseLong(execution_id)
-        context.listenerBus().post(update(number, f"{node}\n{plan}", root))
+        context.listenerBus().post(update(number, f"{node}\n{self._text_of(plan, query.run_id)}", root))
         self._class("metric.SQLMetrics").postDriverMetricUpdates(
             context, execution_id, seq(jvm, self._handles.values())
         )
+
+    def _text_of(self, plan: Any, run_id: str) -> str:
+        """Return the plan as text: of the run's first batch, since to write it for each takes longer than all else here."""
+        if self._text[0] != run_id:
+            self._text = (run_id, f"(as planned for the first batch of the run)\n{plan}")
+        return self._text[1]

@@ -19,8 +19,8 @@ from stream_merge.engines.job import (
     Staged,
     by_action,
     compact,
+    completed_row,
     count_removed,
-    count_unresolved,
     count_written,
     inserted_rows,
     is_one_of,
@@ -58,7 +58,7 @@ def _matches(job: MergeJob) -> DataFrame:
     target = _target(job, job.candidates)
     joined = joined_rows(job, target)
     relevant = joined.where(F.col(SOURCE_ID).isNotNull() | F.col(ACTION).isNotNull())
-    return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target))
+    return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *completed_row(job), *key_columns(job, target))
 
 
 def _target(job: MergeJob, files: Sequence[DataFile]) -> DataFrame:
@@ -90,7 +90,6 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
         parts.append(_rewritten_rows(job, touched, found))
     if job.clauses(When.NOT_MATCHED) and (touched or has_unmatched_rows(job, matches, found)):
         matched = matches.where(F.col(SOURCE_ID).isNotNull())
-        staged.counts |= count_unresolved(job, matched)
         inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)
         inserted = with_tracking(job, compact(job, inserted, job.source.num_rows))
         columns = output_columns(job)

@@ -25,6 +25,9 @@ from stream_merge.source import Source
 ACTION = RESERVED_PREFIX + "action"
 """The number of the clause that applies, null where none does."""
 
+COMPLETED = RESERVED_PREFIX + "completed"
+"""The number of a source row that lacks a value which its change did not send, and has a match to take it from."""
+
 UNCHANGED = -1
 """What `ACTION` is where an update applies that would leave the row as it is."""
 
@@ -98,9 +101,9 @@ class MergeJob:
         """Ask for a broadcast of the batch, unless it is too large for one."""
         return F.broadcast(frame) if self.is_broadcast else frame
 
-    def summarized(self, summary: DataFrame) -> DataFrame:
-        """Plan a summary of the join at once; where the join itself is shuffled, its tasks are for Spark to number."""
-        return planned_at_once(summary) if self.is_broadcast else summary
+    def unshuffled(self, frame: DataFrame) -> DataFrame:
+        """Plan what comes of the join at once; where the join itself is shuffled, its tasks are for Spark to number."""
+        return planned_at_once(frame) if self.is_broadcast else frame
 
 
 @dataclass(slots=True)
@@ -220,16 +223,15 @@ def without_matches(job: MergeJob, matched_ids: DataFrame) -> DataFrame:
     return job.bound_source.join(job.broadcast(matched_ids.select(SOURCE_ID)), SOURCE_ID, "left_anti")
 
 
-def count_unresolved(job: MergeJob, matched: DataFrame) -> dict[str, int]:
-    """Count the rows that are written without a value which their change did not send: neither batch nor target has it."""
+def completed_row(job: MergeJob) -> list[Column]:
+    """Return `COMPLETED` of the matches; empty if no source row lacks a value."""
     if not job.source.num_unresolved:
-        return {}
-    rows = job.bound_source.where(F.col(IS_UNRESOLVED))
+        return []
     # What the target has from before a delete does not count.
-    was_deleted = F.col(NEWEST_DELETE).isNotNull() if NEWEST_DELETE in rows.columns else F.lit(False)
-    ids = matched.where(F.col(SOURCE_ID).isNotNull()).select(SOURCE_ID)
-    unmatched = rows.where(~was_deleted).join(job.broadcast(ids), SOURCE_ID, "left_anti")
-    return {"num_unresolved_rows": rows.where(was_deleted).count() + unmatched.count()}
+    lacks = F.col(IS_UNRESOLVED)
+    if NEWEST_DELETE in job.source.rows.columns:
+        lacks = lacks & F.col(NEWEST_DELETE).isNull()
+    return [F.when(lacks, F.col(SOURCE_ID)).alias(COMPLETED)]
 
 
 def compact(job: MergeJob, frame: DataFrame, num_rows: int) -> DataFrame:

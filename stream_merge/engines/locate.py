@@ -20,7 +20,7 @@ from stream_merge.bridge.expressions import bitmap
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, ResolvedClause
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import deserialize
-from stream_merge.engines.job import ACTION, UNCHANGED, MergeJob, first_applying, without_matches
+from stream_merge.engines.job import ACTION, COMPLETED, UNCHANGED, MergeJob, first_applying, without_matches
 from stream_merge.engines.unchanged import unchanged_rows
 from stream_merge.errors import AmbiguousMatchError
 from stream_merge.files import DataFile
@@ -44,6 +44,7 @@ class FileMatches:
         num_by_clause: Rows (pairs, where a row matches several times) by number of the clause.
         num_unchanged_rows: Rows that an update applies to and would not change; they are in none of the numbers of changed rows.
         sources: Numbers of the source rows that match; None where they were not asked for.
+        completed: Numbers of those that take a value from the target which their change did not send; None where none lacks any.
     """
 
     file: DataFile
@@ -54,6 +55,7 @@ class FileMatches:
     num_by_clause: Mapping[int, int]
     num_unchanged_rows: int = 0
     sources: BitMap64 | None = None
+    completed: BitMap64 | None = None
 
 
 def joined_rows(
@@ -123,7 +125,7 @@ def find_matches(
 
     Args:
         job: The merge.
-        rows: Frame with `FILE`, `ROW`, `SOURCE_ID` (null without a match) and `ACTION`.
+        rows: Frame with `FILE`, `ROW`, `SOURCE_ID` (null without a match), `ACTION`, and what `completed_row` returns.
         with_positions: Whether the bitmaps of changed rows are wanted. One bitmap for each touched file comes to the driver.
         with_sources: Whether those of source rows are, too.
 
@@ -143,8 +145,11 @@ def find_matches(
     aggregates.append(F.count(F.when(F.col(ACTION) == UNCHANGED, 1)).alias("unchanged"))
     if with_sources:
         aggregates.append(_collected(bitmap(spark, F.col(SOURCE_ID)), with_positions=True).alias("sources"))
+    with_completed = COMPLETED in rows.columns
+    if with_completed:
+        aggregates.append(_collected(bitmap(spark, F.col(COMPLETED)), with_positions=True).alias("completed"))
     reached("locating")
-    collected = job.summarized(rows.groupBy(FILE).agg(*aggregates)).collect()
+    collected = job.unshuffled(rows.groupBy(FILE).agg(*aggregates)).collect()
     root = job.transaction.table.root
     found = [
         FileMatches(
@@ -156,6 +161,7 @@ def find_matches(
             num_by_clause={n: row[f"clause_{n}"] for n in existing},
             num_unchanged_rows=row["unchanged"],
             sources=deserialize(bytes(row["sources"]["bitmap"])) if with_sources else None,
+            completed=deserialize(bytes(row["completed"]["bitmap"])) if with_completed else None,
         )
         for row in collected
     ]
@@ -210,9 +216,10 @@ def key_columns(job: MergeJob, target: DataFrame) -> list[Column]:
 
 
 def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]:
-    """Return Delta's row metrics of updates and deletes.
+    """Return Delta's row metrics of updates and deletes, and those of ours that the matches tell.
 
-    A row that several source rows delete is one deleted row.
+    A row that several source rows delete is one deleted row. A row is unresolved if neither batch nor target has a value which
+    its change did not send.
     """
     counts = dict.fromkeys(
         (
@@ -236,6 +243,8 @@ def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]
         counts[f"num_target_rows_{verb}"] = (
             counts[f"num_target_rows_matched_{verb}"] + counts[f"num_target_rows_not_matched_by_source_{verb}"]
         )
+    completed = BitMap64().union(*[matches.completed for matches in found if matches.completed is not None])
+    counts["num_unresolved_rows"] = job.source.num_unresolved - len(completed)
     counts["num_unchanged_rows"] = unchanged = sum(matches.num_unchanged_rows for matches in found)
     # With default clauses and a sequence, a match that no clause takes is a change that is older than its row.
     applied = sum(matches.num_by_clause[number] for matches in found for number, _ in job.clauses(When.MATCHED))

@@ -22,8 +22,8 @@ from stream_merge.engines.job import (
     Staged,
     by_action,
     compact,
+    completed_row,
     count_removed,
-    count_unresolved,
     count_written,
     first_applying,
     inserted_rows,
@@ -125,29 +125,44 @@ def _independent_rows(job: MergeJob) -> DataFrame:
 def _stage_dependent(job: MergeJob) -> Staged:
     """Compute the new rows from the join's result, which is kept until they are written."""
     spark = job.source.rows.sparkSession
-    with persisted(_touched_rows(job)) as touched:
-        with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
-            found = find_matches(job, touched, with_positions=True) if job.candidates else []
+    with persisted(_touched_rows(job), at_once=job.is_broadcast) as touched:
+        found, new_rows = _matches_and_new_rows(job, touched)
         with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):
-            staged = _delete_changed(job, found)
-            # Any file with a match, or with a row that a NOT MATCHED BY SOURCE clause looks at, is one that Delta touches.
-            staged.counts |= count_unresolved(job, touched)
-            is_touched = bool(found) or any(file.num_rows != 0 for file in job.candidates)
-            staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=is_touched, is_rewrite=False)
-            num_updated = staged.counts["num_target_rows_updated"]
-            if _has_new_rows(job, touched, found, staged.counts):
+            counts = sum_by_clause(job, found)
+            if not _has_new_rows(job, touched, found, counts):
                 reached("writing")
-                num_rows = num_updated + job.source.num_rows
-                new_files = write(job, compact(job, _new_rows(job, touched, found), num_rows), _target(job, []))
+                staged = _delete_changed(job, found)
+            else:
+                num_updated = counts["num_target_rows_updated"]
+                rows = compact(job, new_rows, num_updated + job.source.num_rows)
+                reached("writing")
+                with Alongside(spark, f"{job.batch}: write", lambda: write(job, rows, _target(job, []))) as writing:
+                    staged = _delete_changed(job, found)
+                    new_files = writing.result()
                 written, total = count_written(job, new_files)
                 if total is None:
                     total = _new_rows(job, touched, found, with_changes=False).count()
                 staged.changes.new_files.append(new_files)
                 staged.counts |= written
                 staged.counts["num_target_rows_inserted"] = total - num_updated
-            else:
-                reached("writing")
+            # Any file with a match, or with a row that a NOT MATCHED BY SOURCE clause looks at, is one that Delta touches.
+            is_touched = bool(found) or any(file.num_rows != 0 for file in job.candidates)
+            staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=is_touched, is_rewrite=False)
     return staged
+
+
+def _matches_and_new_rows(job: MergeJob, touched: DataFrame) -> tuple[list[FileMatches], DataFrame]:
+    """Return the matches, and the rows to write, a frame that is planned while the matches are looked up."""
+    spark = job.source.rows.sparkSession
+    with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
+        if not job.candidates:
+            return [], _new_rows(job, touched, [])
+        if job.has_change_feed:
+            found = find_matches(job, touched, with_positions=True)
+            return found, _new_rows(job, touched, found)
+        with Alongside(spark, f"{job.batch}: write", lambda: job.unshuffled(_new_rows(job, touched))) as planning:
+            found = find_matches(job, touched, with_positions=True)
+        return found, planning.result()
 
 
 def _has_new_rows(job: MergeJob, touched: DataFrame, found: Sequence[FileMatches], counts: Mapping[str, int]) -> bool:
@@ -164,18 +179,31 @@ def _touched_rows(job: MergeJob) -> DataFrame:
     target = _target(job, job.candidates)
     joined = joined_rows(job, target)
     relevant = joined.where(F.col(SOURCE_ID).isNotNull() | F.col(ACTION).isNotNull())
+    values = job.resolved.once("values of touched rows", lambda: _touched_values(job))
+    return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *completed_row(job), *key_columns(job, target), *values)
+
+
+def _touched_values(job: MergeJob) -> list[Column]:
     updates = [(n, c) for n, c in enumerate(job.resolved.clauses) if c.clause.is_update]
     columns = range(len(job.resolved.columns))
     after = [*(by_action(updates, i) for i in columns), *tracked_values(job, is_update=F.lit(True))] if updates else []
     before = [*job.resolved.old_values, *tracked_values(job)] if job.has_change_feed else []
     new = [value.alias(NEW.format(i)) for i, value in enumerate(after)]
     old = [value.alias(OLD.format(i)) for i, value in enumerate(before)]
-    return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *key_columns(job, target), *new, *old)
+    return [*new, *old]
 
 
 def _new_rows(
-    job: MergeJob, touched: DataFrame, found: Sequence[FileMatches], *, with_changes: bool = True
+    job: MergeJob, touched: DataFrame, found: Sequence[FileMatches] | None = None, *, with_changes: bool = True
 ) -> DataFrame:
+    """Return the rows to write, those of the change feed with them.
+
+    Args:
+        job: The merge.
+        touched: What `_touched_rows` returned.
+        found: The matches; None if they are not known yet, which the change feed's rows need.
+        with_changes: Whether the change feed's rows are wanted, if there is one.
+    """
     columns = output_columns(job)
     clauses = job.resolved.clauses
     updates = [n for n, c in enumerate(clauses) if c.clause.is_update]
@@ -185,11 +213,14 @@ def _new_rows(
         updated = touched.where(is_one_of(updates))
         parts.append(updated.select(*[F.col(NEW.format(i)).alias(name) for i, name in enumerate(columns)]))
     if job.clauses(When.NOT_MATCHED):
-        unmatched = without_matches(job, touched.where(F.col(SOURCE_ID).isNotNull())) if found else job.bound_source
+        has_matches = found is None or bool(found)
+        unmatched = job.bound_source
+        if has_matches:
+            unmatched = without_matches(job, touched.where(F.col(SOURCE_ID).isNotNull()))
         parts.append(with_tracking(job, inserted_rows(job, unmatched)))
     if not (job.has_change_feed and with_changes):
         return change_feed.union(parts, touched, columns)
-    is_repeated = any(m.num_matches != m.num_matched_rows for m in found)
+    is_repeated = any(m.num_matches != m.num_matched_rows for m in found or ())
     return change_feed.with_changes(
         columns,
         inserted=parts.pop() if job.clauses(When.NOT_MATCHED) else None,

@@ -70,12 +70,28 @@ class TestValuesThatWereNotSent:
         ]
         assert result.num_unresolved_rows == 1
 
+    def test_a_key_that_has_several_rows_is_counted_once(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        create_source(TARGET, [(1, "a2", "b2", 1)]).write.format("delta").mode("append").save(path)
+        changes = [(1, "A", None, 2, "u", ["b"]), (2, "A", None, 2, "u", ["b"]), (3, "A", None, 2, "u", ["b"])]
+        result = unsent(path).merge(create_source(SCHEMA, changes))
+        assert read_rows(path, "id", "a", "b") == [
+            Row(id=1, a="A", b="b1"),
+            Row(id=1, a="A", b="b2"),
+            Row(id=2, a="A", b=None),
+            Row(id=3, a="A", b=None),
+        ]
+        assert result.num_unresolved_rows == 2
+
     def test_a_row_that_came_back_does_not_get_its_old_values(
         self, create_table, create_source, read_rows, deletion_vectors
     ):
         path = create_table(TARGET, [(1, "a1", "b1", 1), (2, "a2", "b2", 1)], deletion_vectors=deletion_vectors)
         sink = unsent(path)
-        sink.merge(create_source(SCHEMA, [(1, None, None, 2, "d", None), (1, "A", None, 3, "u", ["b"])]))
+        result = sink.merge(create_source(SCHEMA, [(1, None, None, 2, "d", None), (1, "A", None, 3, "u", ["b"])]))
+        assert result.num_unresolved_rows == 1
         sink.merge(create_source(SCHEMA, [(2, None, None, 2, "d", None)]))
         result = sink.merge(create_source(SCHEMA, [(2, "A", None, 3, "u", ["b"])]))
         assert read_rows(path, "id", "a", "b") == [Row(id=1, a="A", b=None), Row(id=2, a="A", b=None)]
