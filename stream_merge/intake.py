@@ -18,10 +18,11 @@ from stream_merge.change_memory import ChangeMemory
 from stream_merge.config import SinkConfig
 from stream_merge.engines.merge_on_read import independent_rows
 from stream_merge.files import KeyRange, TableFiles
+from stream_merge.folding import described_changes
 from stream_merge.handover import followed_moves
 from stream_merge.key_moves import Moves, find_moves, with_moves
 from stream_merge.ordered_target import ordered_batch
-from stream_merge.partial_updates import PartialUpdates, described_changes
+from stream_merge.partial_updates import PartialUpdates
 from stream_merge.quarantine import Quarantine
 from stream_merge.rows_without_key import paired
 from stream_merge.source import Source, evaluated, key_ranges_of, measured, special_changes, without_truncates

@@ -15,15 +15,13 @@ from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, O
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
 from stream_merge.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
+from stream_merge.folding import folded_changes, since_deletes, unset_columns
 from stream_merge.partial_updates import (
     DELETED,
     IS_OUTDATED,
     IS_UNRESOLVED,
     NEWEST_DELETE,
     PartialUpdates,
-    folded_changes,
-    since_deletes,
-    unset_columns,
 )
 from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, newest_changes
 from stream_merge.statement import column_of, quote

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink, source
-from stream_merge.partial_updates import folded_changes
+from stream_merge.folding import folded_changes
 from tests.conftest import CreateTable
 from tests.spark.drawing import drawn
 from tests.spark.tables import recorded_state
