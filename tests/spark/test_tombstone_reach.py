@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,21 @@ def test_a_file_that_is_gone_is_forgotten_when_small_ones_are_merged(
     late = sink.merge(create_source(SCHEMA, [(number, "old", -1, "u") for number in range(max_files + 1)]))
     assert late.num_outdated_rows == max_files
     assert read_rows(path, "id", "v") == [Row(id=0, v="old")]
+
+
+def test_a_file_of_which_nothing_is_known_is_always_looked_up(
+    create_table, create_source, read_rows, looked_up, monkeypatch
+):
+    path = create_table(TARGET)
+    sink = keyed(path)
+    sink.merge(create_source(SCHEMA, [(1, None, 4, "d")]))
+    with monkeypatch.context() as patched:
+        written = Tombstones.write
+        patched.setattr(Tombstones, "write", lambda *args: replace(written(*args), highest=None))
+        sink.merge(create_source(SCHEMA, [(2, None, 6, "d"), (3, None, 6, "d")]))
+    assert [file.highest is None for file in recorded_state(path).files] == [False, True]
+    assert looked_up == []
+    late = sink.merge(create_source(SCHEMA, [(2, "old", 6, "u"), (3, "old", 5, "u"), (4, "x", 9, "u")]))
+    assert (looked_up, late.num_outdated_rows) == ([2], 1)
+    sink.merge(create_source(SCHEMA, []))
+    assert read_rows(path, "id", "v") == [Row(id=2, v="old"), Row(id=4, v="x")]
