@@ -242,9 +242,12 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
     conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]
     if not settings.keep_messages and settings.layout != "flattened":
         # On the text, since Spark would move a condition on the parsed message to before the parsing, and parse twice.
+        # A flattened row may have a column `op`, and others of these names; it has no object `message` with a prefix.
         conditions.append(
             """NOT coalesce(value RLIKE '"op" *: *"m"'
-            AND coalesce(get_json_object(value, '$.op'), get_json_object(value, '$.payload.op')) = 'm', false)"""
+            AND coalesce(get_json_object(value, '$.op'), get_json_object(value, '$.payload.op')) = 'm'
+            AND coalesce(get_json_object(value, '$.message.prefix'), get_json_object(value, '$.payload.message.prefix'))
+                IS NOT NULL, false)"""
         )
     return texts.where(" AND ".join(conditions)) if conditions else texts
 

@@ -13,6 +13,7 @@ from stream_merge.debezium.spelling import text
 
 POSITION_FIELDS = (
     "lsn",
+    "sequence",
     "file",
     "pos",
     "row",
@@ -203,9 +204,10 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     """Return SQL for the struct that orders the changes of one key, over `op`, `position` and `offset`.
 
     `phase` is 0 for rows of a snapshot that rank before all changes, and 1 for all else; `position`, `part` and `event` are
-    the place in the source's log: PostgreSQL lsn, 0, order in the transaction; MySQL number of the binlog file, position,
-    row; SQL Server and Db2 the two halves of the change's lsn and the number of the event; Oracle scn, 0, ssn; else the
-    record's offset. `half` puts a delete before a create, which have all else in common where a primary key changes.
+    the place in the source's log: PostgreSQL lsn of the last commit before the change, its own lsn, order in the transaction;
+    MySQL number of the binlog file, position, row; SQL Server and Db2 the two halves of the change's lsn and the number of
+    the event; Oracle scn, 0, ssn; else the record's offset. `half` puts a delete before a create, which have all else in
+    common where a primary key changes.
     """
     number = "coalesce(try_cast({} AS BIGINT), 0L)".format
     half = "IF(op = 'd', 0L, 1L)"
@@ -215,9 +217,17 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     parts = f"split({lsn}, ':')"
     high = f"try_cast(conv(concat(get({parts}, 0), get({parts}, 1)), 16, 10) AS BIGINT)"
     low = f"try_cast(conv(get({parts}, 2), 16, 10) AS BIGINT)"
+    # PostgreSQL's log has changes in the order in which they were made; a reader of it gets them in that of their commits, and it
+    # is this one that counts: a row is written before it waits for the transaction that deletes the other one of its key.
+    # `source.sequence` tells it: the lsn of the last commit before the change, and its own. The first changes of a connector
+    # have no commit before them; their own lsn is lower than that of any commit after them.
+    own_lsn = "try_cast(position.lsn AS BIGINT)"
+    last_commit = """try_cast(regexp_extract(position.sequence, '^[^"n]*"([0-9]+)"', 1) AS BIGINT)"""
+    commit_lsn = f"IF({own_lsn} IS NULL, NULL, coalesce({last_commit}, {own_lsn}))"
+    lsn_after_it = f"IF(position.sequence LIKE '[%', {own_lsn}, NULL)"
     file_number = "try_cast(regexp_extract(position.file, '([0-9]+)$', 1) AS BIGINT)"
-    major = f"coalesce(try_cast(position.lsn AS BIGINT), {file_number}, {high}, try_cast(position.scn AS BIGINT), offset, 0L)"
-    minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, 0L)"
+    major = f"coalesce({commit_lsn}, {file_number}, {high}, try_cast(position.scn AS BIGINT), offset, 0L)"
+    minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_after_it}, 0L)"
     event = number("coalesce(position.row, position.event_serial_no, position.ssn, position.total_order)")
     is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
     # MySQL's log stands still while a snapshot learns its position, so that this is the row's place among the changes. A

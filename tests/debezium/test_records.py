@@ -130,6 +130,8 @@ def test_logical_messages_change_no_row(spark):
     # A row may well contain the same characters.
     kept = one(spark, KEY, envelope("c", {**ROW, "name": '"op":"m"'}))
     assert kept["name"] == '"op":"m"'
+    flat = one(spark, KEY, {**ROW, "op": "m", "__op": "c", "__lsn": 5}, columns=f"{COLUMNS}, op STRING")
+    assert (flat["op"], flat["_change"]["op"], flat["_change"]["error"]) == ("m", "c", None)
 
 
 @pytest.mark.core
@@ -230,6 +232,29 @@ def test_changes_of_one_transaction_with_one_lsn_keep_their_order(spark):
 
     assert order_of(spark, change("u", 3), change("c", 1), change("u", 2)) == [1, 2, 0]
     assert order_of(spark, change("c", 1), change("d", 1)) == [1, 0]
+
+
+def test_postgresql_s_changes_are_in_the_order_of_their_commits(spark):
+    """The insert of a row that takes the key of a row which another transaction deletes meanwhile has the lower lsn."""
+
+    def change(op, lsn, last_commit, **source):
+        images = {"before": ROW} if op == "d" else {"after": ROW}
+        return envelope(op, **images, lsn=lsn, sequence=json.dumps([last_commit, str(lsn)]), **source)
+
+    messages = [
+        change("c", 120, "150"),
+        change("d", 130, "110"),
+        change("u", 125, "150"),
+        change("u", 60, None),
+        change("u", 90, "80"),
+        change("r", 200, None, snapshot="true"),
+    ]
+    assert order_of(spark, *messages) == [5, 3, 4, 1, 0, 2]
+    flat = {**ROW, "__op": "u", "__lsn": 120, "__source_sequence": '["150","120"]'}
+    sequence = one(spark, KEY, flat)["_change"]["sequence"]
+    assert (sequence["position"], sequence["part"]) == (150, 120)
+    without = one(spark, KEY, envelope("u", ROW, lsn=120))["_change"]["sequence"]
+    assert (without["position"], without["part"]) == (120, 0)
 
 
 def test_mysql_s_log_is_ordered_across_its_files(spark):
