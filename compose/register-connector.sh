@@ -5,7 +5,8 @@
 set -eu
 
 connector="$CONNECT_URL/connectors/shop"
-curl --fail --silent --show-error --output /dev/null --request PUT --header 'Content-Type: application/json' \
+# While its workers find each other, Kafka Connect answers 409.
+curl --fail --silent --show-error --retry 20 --retry-delay 1 --retry-all-errors --output /dev/null --request PUT --header 'Content-Type: application/json' \
     --data "@${CONNECTOR_CONFIG:-/compose/connector.json}" "$connector/config"
 
 for topic in shop.public.customers shop.public.orders shop.public.order_items; do

@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from examples import complete_mode, many_tables, upsert
-from stream_merge import debezium
+from stream_merge import debezium, merge_sink
 from tests.debezium.captures import DEMO, EVENT_SCHEMA, as_records
-from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record
+from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record, with_schema
 
 pytestmark = pytest.mark.core
 
@@ -253,6 +254,29 @@ def test_the_table_without_a_key_of_the_debezium_page(spark, create_table, tmp_p
     variables = {"records": spark.readStream.schema(frame.schema).parquet(events)}
     run_query(code, variables)
     assert rows_of(tmp_path / "visits", "page", "visitor", "seconds") == [("/", "a", 3), ("/", "a", 5)]
+
+
+def test_the_learnt_columns_of_the_debezium_page(spark, tmp_path, rows_of):
+    parts = [
+        {"field": name, "type": "struct", "optional": True, "fields": fields}
+        for name, fields in (
+            ("after", [{"field": "id", "type": "int64"}, {"field": "v", "type": "string"}]),
+            ("source", []),
+        )
+    ]
+    key = {"schema": {"type": "struct", "fields": [{"field": "id", "type": "int64"}]}, "payload": {"id": 1}}
+    message = with_schema([*parts, {"field": "op", "type": "string"}], envelope("c", {"id": 1, "v": "a"}))
+    [code] = [
+        block for block in python_blocks((ROOT / "docs/debezium.md").read_text()) if "debezium.learn_columns" in block
+    ]
+    target = str(tmp_path / "t")
+    sink = merge_sink(target, keys="id", create_if_missing=True, app_id="learns", **debezium.MERGE_OPTIONS)
+    variables = {"debezium": debezium, "DataFrame": DataFrame, "sink": sink}
+    exec(compile(code, "docs/debezium.md", "exec"), variables)
+    empty = frame_of(spark, record(key, None, 1))
+    for batch_id, records in enumerate([empty, frame_of(spark, record(key, message)), empty]):
+        variables["merge"](records, batch_id)
+    assert rows_of(tmp_path / "t", "id", "v") == [(1, "a")]
 
 
 def test_the_upsert_example(spark, tmp_path, rows_of):

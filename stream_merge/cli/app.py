@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from stream_merge import MergeResult, __version__
-from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
 from stream_merge.cli.logs import LogLevel, configure_logging
 from stream_merge.cli.secrets import Secrets
 
@@ -266,6 +266,9 @@ class _Command:
         if isinstance(error, PipelineError):
             self.tell(str(error))
             return error.exit_code
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("stream_merge"):
+            self.tell(missing_package(error))
+            return ExitCode.CANNOT_START
         message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         hint = "" if is_debug else "; --log-level debug shows where"
         self.tell(f"stream-merge did not expect this error: {message}{hint}.")

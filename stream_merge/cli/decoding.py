@@ -120,9 +120,9 @@ class Decoder:
 
     def _learn(self, records: DataFrame) -> LearntColumns | None:
         try:
-            self._learnt = learn_columns(records, meta_prefix="__")
+            self._learnt = learn_columns(records, self._learnt)
         except ConfigError:
-            # No record of this batch has a value, or none tells its columns: they are those of the batches before.
+            # None of this batch tells its columns: they are those of the batches before.
             if _has_schema_part(records):
                 raise
         return self._learnt

@@ -22,6 +22,11 @@ class ExitCode(IntEnum):
     """SIGTERM cut a running micro-batch off."""
 
 
+def missing_package(error: ModuleNotFoundError) -> str:
+    """Return what to do about a Python package that is not installed."""
+    return f"The Python package {error.name} is not installed: pip install 'stream-merge[spark,cli]'."
+
+
 class PipelineError(Exception):
     """Something that the user can mend; its text is one sentence that says what is wrong and what to do.
 

@@ -25,22 +25,31 @@ def explain(spark: SparkSession, pipeline: Pipeline, table: str | None, num_rows
     Args:
         spark: The session.
         pipeline: The pipeline.
-        table: Target or source of the one table that is asked for; all tables by default.
+        table: Target or source of the one table that is asked for, as the file or as a message names it; all by default.
         num_rows: How many rows of the source, or of each of its topics, are looked at.
 
     Raises:
         PipelineError: The source cannot be read, no table is called so, or the merge is not possible.
     """
-    if table is not None and not any(table in (each.target, each.source) for each in pipeline.tables):
-        targets = ", ".join(each.target for each in pipeline.tables)
-        raise PipelineError(f"The file has no table {table}; it has {targets}.", ExitCode.USAGE)
     try:
         rows = _sample(spark, pipeline, num_rows)
         names = _sources_in(rows, pipeline)
     except Exception as error:
         failure = describe(error)
         raise PipelineError(failure.sentence, ExitCode.CANNOT_START) from error
+    if table is not None and not any(_is_asked(table, pipeline, name) for name in [*names, None]):
+        found = [each.target for each in (find_table(pipeline, name) for name in names) if each is not None]
+        targets = ", ".join(dict.fromkeys([*(each.target for each in pipeline.tables), *found]))
+        raise PipelineError(f"The file has no table {table}; it has {targets}.", ExitCode.USAGE)
     return _explained(rows, pipeline, table, names)
+
+
+def _is_asked(table: str, pipeline: Pipeline, name: str | None) -> bool:
+    """Whether a table is the one that takes the rows of a source of this name; without a name, whether the file has it."""
+    if name is None:
+        return any(table in (each.target, each.source) for each in pipeline.tables)
+    found = find_table(pipeline, name)
+    return found is not None and table in (name, found.target, found.settings.target, found.settings.source)
 
 
 def _sample(spark: SparkSession, pipeline: Pipeline, num_rows: int) -> DataFrame:
@@ -72,7 +81,7 @@ def _explained(rows: DataFrame, pipeline: Pipeline, table: str | None, names: li
             yield f"{name}: no table takes its rows."
             continue
         seen.add(found.number)
-        if table is not None and table not in (found.settings.target, found.settings.source):
+        if table is not None and not _is_asked(table, pipeline, name):
             continue
         own = rows if is_single(pipeline) else rows.where(route_column(pipeline, rows) == name)
         try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from stream_merge.bridge.jvm import throwables
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.errors import MergeExecutionError, RouterError, StreamMergeError
+from stream_merge.errors import MergeExecutionError, RouterError, StreamMergeError, TargetNotFoundError
 
 MAX_LENGTH = 1200
 """Longer messages are cut: Spark puts whole plans into some."""
@@ -130,6 +130,8 @@ def describe(error: BaseException) -> Failure:
         return Failure(sentence=_short(str(own)), is_retriable=True)
     if isinstance(own, RouterError):
         return _describe_router(own)
+    if isinstance(own, TargetNotFoundError):
+        return Failure(sentence=_short(str(own)), exit_code=ExitCode.CANNOT_START)
     if own is not None and not isinstance(own, MergeExecutionError):
         return Failure(sentence=_short(str(own)))
     lines = [line for each in errors if each is not own for line in _lines(each)]

@@ -122,7 +122,11 @@ class _Standing(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self._progress.snapshot()
-        yield self._single("up", "Whether the query runs.", float(now.state in (State.RUNNING, State.STOPPING)))
+        yield self._single(
+            "up",
+            "Whether the query runs; not while it fails and is started again.",
+            float(now.state in (State.RUNNING, State.STOPPING)),
+        )
         yield self._single("last_batch_id", "Number of the last micro-batch.", now.batch_id)
         yield self._single("input_rows_per_second", "Rate at which rows arrive.", now.input_rows_per_second)
         yield self._single("processed_rows_per_second", "Rate at which rows are merged.", now.processed_rows_per_second)

@@ -119,7 +119,8 @@ class Runner:
     def _run_query(self) -> ExitCode:
         self._gate.failure = None
         query = self._start()
-        self._progress.set_state(State.RUNNING)
+        is_retried = self._progress.snapshot().state is State.RETRYING
+        self._progress.set_state(State.RETRYING if is_retried else State.RUNNING)
         while not query.awaitTermination(_POLL_SECONDS):
             self._poll(query)
             if self._signals.received is not None:
@@ -145,6 +146,9 @@ class Runner:
             # Several micro-batches since then.
             recent = [report for each in query.recentProgress if (report := _plain(each)) is not None]
             reports = [report for report in recent if (report["batchId"], report["timestamp"]) > self._seen] or reports
+        if self._progress.snapshot().state is State.RETRYING:
+            # That the query was started again says nothing; that it has reached the source and the tables does.
+            self._progress.set_state(State.RUNNING)
         for report in reports:
             self._progress.on_query_progress(report)
         self._seen = (latest["batchId"], latest["timestamp"])

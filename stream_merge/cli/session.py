@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
 from stream_merge.cli.packages import find_packages
 from stream_merge.cli.pipeline import Pipeline, Source, SparkSettings
 from stream_merge.cli.stopping import StopNow
@@ -56,6 +56,10 @@ _SECONDS_BETWEEN_WARNINGS = 60
 _EXTENSIONS = "spark.sql.extensions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _PACKAGES = "spark.jars.packages"
+_REPOSITORIES = "spark.jars.repositories"
+_REDACTION = "spark.redaction.regex"
+_SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
+"""Spark's own default."""
 _UNRESOLVED = re.compile(r"unresolved dependency: (?P<coordinate>[^\s:]+):")
 _NO_BROKER = re.compile(r"NetworkClient: .*Connection to node \S+ \((?P<address>[^)]*)\) could not be established")
 
@@ -85,8 +89,7 @@ def start_spark(
 
     Args:
         spark_settings: The section.
-        secrets: Settings that hold one of them are kept off the command line of the JVM, where other users of the machine could
-            see them; those of `spark.driver.*` excepted, which have to be there.
+        secrets: See `launch_settings`.
         name: The name of the pipeline or command.
         source: What is read, if it needs packages.
         defaults: Further defaults.
@@ -103,16 +106,12 @@ def start_spark(
         from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
-        raise PipelineError(
-            f"The Python package {error.name} is not installed: pip install 'stream-merge[spark,cli]'.",
-            ExitCode.CANNOT_START,
-        ) from None
+        raise PipelineError(missing_package(error), ExitCode.CANNOT_START) from None
     settings = find_settings(spark_settings, name=name, source=source, defaults=defaults)
+    settings[_REDACTION] = _redaction(settings.get(_REDACTION), settings, secrets)
     if SparkContext._active_spark_context is not None:  # noqa: SLF001 - there is no public way to ask
         return SparkSession.builder.getOrCreate()
-    launched = SparkConf(loadDefaults=False).setAll(
-        [pair for pair in settings.items() if pair[0].startswith("spark.driver.") or secrets.mask(pair[1]) == pair[1]]
-    )
+    launched = SparkConf(loadDefaults=False).setAll(list(launch_settings(settings, secrets).items()))
     output = JvmOutput()
     try:
         with output.captured() as streams, _no_sigterm():
@@ -176,6 +175,35 @@ def find_settings(
     if packages:
         settings[_PACKAGES] = ",".join(packages)
     return settings
+
+
+def launch_settings(settings: Mapping[str, str], secrets: Secrets) -> dict[str, str]:
+    """Return the settings that the JVM is started with: all but those that hold a secret, which Spark is given afterwards.
+
+    Other users of the machine can see the command line of the JVM. `spark.driver.*` and `spark.jars.*` do nothing later, so that
+    they have to be there; a user's name that is `kafka`, say, is a part of the packages' names, too.
+
+    Raises:
+        PipelineError: The address of a repository has a password.
+    """
+    repositories = settings.get(_REPOSITORIES, "")
+    if "@" in repositories and secrets.mask(repositories) != repositories:
+        raise PipelineError(
+            f'"{_REPOSITORIES}" in [spark.conf] has a secret, which every user of this machine could see among the arguments of '
+            'Spark\'s process: write repository and password into a file of Ivy, and its path into "spark.jars.ivySettings".',
+            ExitCode.USAGE,
+        )
+    return {
+        name: value
+        for name, value in settings.items()
+        if name.startswith(("spark.driver.", "spark.jars")) or secrets.mask(value) == value
+    }
+
+
+def _redaction(given: str | None, settings: Mapping[str, str], secrets: Secrets) -> str:
+    """Return the pattern of the names whose values Spark does not show in its UI and log: those with a secret among them."""
+    names = [re.escape(name) for name, value in settings.items() if secrets.mask(value) != value]
+    return "|".join([given or _SPARK_REDACTION, *names])
 
 
 def _listed(text: str) -> list[str]:

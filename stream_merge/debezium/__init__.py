@@ -7,12 +7,12 @@ changes = debezium.changes(records, columns="id BIGINT, name STRING, balance DEC
 ```
 
 Everything is Spark's own expressions: no Python runs on the data. Only where the columns are to be learnt from the records
-(`columns=None`, `table_schema`) are the distinct schemas of the records collected.
+(`columns=None`, `learn_columns`, `table_schema`) are the distinct schemas of the records collected.
 """
 
 from stream_merge.debezium.changes import changes
 from stream_merge.debezium.fields import Columns, Field, table_fields
-from stream_merge.debezium.schemas import table_schema
+from stream_merge.debezium.schemas import LearntColumns, learn_columns, table_schema
 from stream_merge.debezium.settings import CHANGE_COL, KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
 
 __all__ = [
@@ -21,7 +21,9 @@ __all__ = [
     "MERGE_OPTIONS",
     "Columns",
     "Field",
+    "LearntColumns",
     "changes",
+    "learn_columns",
     "table_fields",
     "table_schema",
 ]

@@ -16,7 +16,7 @@ from stream_merge.debezium.envelope import Message, ParsedJson, header, message_
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
 from stream_merge.debezium.header_keys import PARSE_OPTIONS, mark_digits
 from stream_merge.debezium.rows import decode_values, select_changes
-from stream_merge.debezium.schemas import LearntColumns, Spelling, learn_columns, schema_sum
+from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
 from stream_merge.debezium.values import Handling
@@ -64,7 +64,7 @@ def changes(
         records: What Spark's Kafka source gives, `headers` with `includeHeaders=true`. Without headers, changes of primary
             keys are not noticed. Persist the changes before they are filtered or read twice: Spark would parse again.
         columns: The columns of the table: DDL, a schema, or a type or `Field` for each name. None learns them from the schema
-            part of the records, which reads the records; what was learnt before may be given, too.
+            part of the records, which reads the records; in a stream give what `learn_columns` returns.
         keys: The key columns, taken from the record's key. An empty list is a table without a key; None learns
             them with the columns.
         format: Whether the messages are envelopes or flattened by ExtractNewRecordState; detected record by record by default.
@@ -90,6 +90,8 @@ def changes(
     spellings: Sequence[Spelling] = ()
     if columns is None:
         columns = learn_columns(records, meta_prefix=meta_prefix)
+        if columns is None:
+            raise ConfigError([NOTHING_TOLD])
     if isinstance(columns, LearntColumns):
         fields, spellings = columns.fields, columns.spellings
         keys = columns.keys if keys is None else keys

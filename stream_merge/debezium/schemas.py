@@ -44,6 +44,9 @@ _SEMANTIC: dict[str, T.DataType] = {
 _WIDENING = ("int8", "int16", "int32", "int64")
 _MAX_PRECISION = 38
 _UNLIMITED = 2**31 - 1
+_HAS_VALUE = "coalesce(trim(CAST(value AS STRING)), 'null') <> 'null'"
+
+NOTHING_TOLD = "no record has a value, so that none tells the columns; give them, or what learn_columns told before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +92,31 @@ def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType
         ConfigError: The records have no schema part, or are of several tables.
     """
     learnt = learn_columns(records, meta_prefix=meta_prefix)
+    if learnt is None:
+        raise ConfigError([NOTHING_TOLD])
     return T.StructType(
         [T.StructField(name, field.data_type, name not in learnt.keys) for name, field in learnt.fields.items()]
     )
 
 
-def learn_columns(records: DataFrame, *, meta_prefix: str) -> LearntColumns:
-    """Return columns and keys from the records' schema part.
+def learn_columns(
+    records: DataFrame, known: LearntColumns | None = None, *, meta_prefix: str = "__"
+) -> LearntColumns | None:
+    """Return columns and keys from the records' schema part, for `changes(columns=)`; it reads the records.
+
+    In a stream, give what the batch before told: a batch may have nothing but records without a value, which follow deletes, or a
+    TRUNCATE, which has no key.
+
+    Args:
+        records: Records of one table, as Kafka has them.
+        known: What was learnt before.
+        meta_prefix: Prefix of the fields that the flattening adds.
+
+    Returns:
+        What the records tell, and where they do not, what is known; None where nothing is, and no record has a value to decode.
 
     Raises:
-        ConfigError: The records have no schema part, or are of several tables.
+        ConfigError: Records have values, but no schema part, or are of several tables.
     """
     if records.isStreaming:
         raise ConfigError(
@@ -121,6 +139,8 @@ def learn_columns(records: DataFrame, *, meta_prefix: str) -> LearntColumns:
     )
     topics = sorted({row["topic"] for row in rows})
     if not topics:
+        if records.where(_HAS_VALUE).isEmpty():
+            return known
         raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
     if len(topics) > 1:
         raise ConfigError([f"the records are of several topics ({', '.join(topics)}); select one"])
@@ -134,8 +154,10 @@ def learn_columns(records: DataFrame, *, meta_prefix: str) -> LearntColumns:
             name, field = member["field"], _field(member)
             fields[name] = _wider(name, fields[name], field) if name in fields else field
             own[name] = field
-        for member in json.loads(row["key_schema"])["fields"] if row["key_schema"] else ():
+        for member in json.loads(row["key_schema"]).get("fields", ()) if row["key_schema"] else ():
             keys += [] if member["field"] in keys else [member["field"]]
+    if not any(row["key_schema"] for row in rows) and known is not None:
+        keys = list(known.keys)
     spellings = _spellings(fields, sent)
     return LearntColumns(spellings[-1].fields, tuple(key for key in keys if key in fields), spellings)
 

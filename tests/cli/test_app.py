@@ -176,6 +176,28 @@ def test_an_error_that_nobody_expected_says_so(invoke, tmp_path, monkeypatch):
     )
 
 
+def test_a_package_of_python_that_is_missing_is_a_sentence(invoke, monkeypatch):
+    def broken(*_arguments, **_options):
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+
+    monkeypatch.setattr("stream_merge.cli.example.write_example", broken)
+    done = invoke("init")
+    assert (done.exit_code, done.stderr) == (
+        3,
+        "The Python package pyspark is not installed: pip install 'stream-merge[spark,cli]'.\n",
+    )
+
+
+def test_the_command_without_its_extra_is_a_sentence():
+    code = "import sys; sys.modules['typer'] = None\nfrom stream_merge.cli.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        3,
+        "",
+        "The Python package typer is not installed: pip install 'stream-merge[spark,cli]'.\n",
+    )
+
+
 def test_ctrl_c_before_the_pipeline_runs_is_code_130_and_says_nothing(invoke, monkeypatch):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt

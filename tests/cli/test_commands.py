@@ -143,6 +143,10 @@ def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp
     explained = start_command("explain", "pipeline.toml", "--rows", "50", environ=environ)
     assert explained.wait() == 0, explained.stderr
     assert explained.stdout.startswith("MergeSink[./lake/items] at version")
+    of_one = start_command("explain", "pipeline.toml", "./lake/orders", "--rows", "50", environ=environ)
+    assert of_one.wait() == 0, of_one.stderr
+    assert of_one.stdout.startswith("MergeSink[./lake/orders] at version")
+    assert "./lake/items" not in of_one.stdout
     assert re.search(r"\nMergeSink\[./lake/orders\] at version \d+\n  strategy  merge_on_read", explained.stdout)
 
     status = start_command(

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from stream_merge.cli.errors import ExitCode
+from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.packages import find_packages, merged, source_packages
 from stream_merge.cli.pipeline import DeltaSource, FilesSource, KafkaSource, SparkSettings
-from stream_merge.cli.session import DEFAULT_CONF, JvmOutput, explain_start_failure, find_settings
+from stream_merge.cli.secrets import Secrets
+from stream_merge.cli.session import DEFAULT_CONF, JvmOutput, explain_start_failure, find_settings, launch_settings
 
 KAFKA = KafkaSource(format="kafka", bootstrap_servers="localhost:9092", topics=["orders"])
 UNRESOLVED = """\
@@ -83,6 +84,35 @@ def test_settings_of_the_file_go_over_the_defaults_and_lists_are_joined():
         "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0,org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,"
         "com.example:more:1",
     }
+
+
+def test_a_secret_that_is_part_of_a_package_keeps_no_package_back():
+    secrets = Secrets()
+    for value in ("kafka", "s3cret", "spark"):
+        secrets.add(value)
+    settings = find_settings(SparkSettings(), name="shop", source=KAFKA) | {
+        "spark.hadoop.fs.s3a.secret.key": "s3cret",
+        "spark.driver.extraJavaOptions": "-Dpassword=s3cret",
+    }
+    launched = launch_settings(settings, secrets)
+    assert launched["spark.jars.packages"] == settings["spark.jars.packages"]
+    assert launched["spark.driver.extraJavaOptions"] == "-Dpassword=s3cret"
+    assert "spark.hadoop.fs.s3a.secret.key" not in launched
+    assert set(settings) - set(launched) == {
+        "spark.hadoop.fs.s3a.secret.key",
+        *(name for name in ("spark.sql.catalog.spark_catalog", "spark.sql.extensions") if "spark" in settings[name]),
+    }
+
+
+def test_the_password_of_a_repository_is_not_shown_among_the_arguments():
+    secrets = Secrets()
+    secrets.add("s3cret")
+    settings = {"spark.jars.repositories": "https://reader:s3cret@packages.invalid/all"}
+    with pytest.raises(PipelineError, match=r"spark\.jars\.ivySettings") as caught:
+        launch_settings(settings, secrets)
+    assert "s3cret" not in str(caught.value)
+    open_ones = {"spark.jars.repositories": "https://packages.invalid/s3cret"}
+    assert launch_settings(open_ones, secrets) == open_ones
 
 
 def test_a_package_that_no_repository_has_is_named():

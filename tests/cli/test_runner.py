@@ -14,7 +14,14 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.failures import describe
 from stream_merge.cli.progress import Progress, State
 from stream_merge.cli.stopping import BatchGate, StopNow, StoppedError, StopSignals
-from stream_merge.errors import CommitConflictError, MergeExecutionError, NullKeyError, RouterError, SchemaMismatchError
+from stream_merge.errors import (
+    CommitConflictError,
+    MergeExecutionError,
+    NullKeyError,
+    RouterError,
+    SchemaMismatchError,
+    TargetNotFoundError,
+)
 
 FILES_SCHEMA = "id BIGINT, name STRING"
 
@@ -101,6 +108,11 @@ def test_what_would_fail_again_is_not_retried(text, begins, exit_code):
     assert not failure.is_retriable
     assert failure.sentence.startswith(begins)
     assert failure.exit_code is exit_code
+
+
+def test_a_table_that_is_missing_keeps_the_pipeline_from_starting():
+    failure = describe(TargetNotFoundError("./lake/orders: there is no Delta table"))
+    assert (failure.is_retriable, failure.exit_code) == (False, ExitCode.CANNOT_START)
 
 
 def test_rows_that_speak_of_storage_are_no_failure_of_storage():
@@ -275,7 +287,9 @@ def test_a_batch_that_fails_while_stopping_is_a_failure(make_runner, landing):
     assert failures == [1]
 
 
-def test_a_target_that_cannot_be_written_for_a_while_is_retried(make_runner, landing, read_rows, tmp_path, caplog):
+def test_a_target_that_cannot_be_written_for_a_while_is_retried(
+    make_runner, landing, read_rows, tmp_path, caplog, monkeypatch
+):
     landing("1.json", {"id": 1, "name": "a"})
     (tmp_path / "lake").write_text("where the folder of the table is to be")
 
@@ -284,13 +298,18 @@ def test_a_target_that_cannot_be_written_for_a_while_is_retried(make_runner, lan
         (tmp_path / "lake").unlink()
 
     with StopSignals() as signals:
-        runner, _, failures = make_runner(signals, once=True, target=str(tmp_path / "lake" / "orders"))
+        runner, progress, failures = make_runner(signals, once=True, target=str(tmp_path / "lake" / "orders"))
+        states = []
+        set_state = progress.set_state
+        monkeypatch.setattr(progress, "set_state", lambda state, *rest: states.append(state) or set_state(state, *rest))
         helper = threading.Thread(target=mended)
         helper.start()
         assert runner.run() is ExitCode.OK
         helper.join()
     assert [tuple(row) for row in read_rows(str(tmp_path / "lake" / "orders"), "id", "name")] == [(1, "a")]
     assert failures
+    # To start the query again is not enough to call it running.
+    assert states == [State.RUNNING, *[State.RETRYING] * (2 * len(failures)), State.RUNNING]
     warnings = [record.getMessage() for record in caplog.records if "Next attempt" in record.getMessage()]
     assert warnings[0].startswith("Storage cannot be read or written: ")
     assert warnings[0].endswith("Next attempt in 1 seconds.")

@@ -398,7 +398,7 @@ def test_what_is_wrong_with_a_call_is_said_before_any_record_is_read(spark):
         ("format is 'avro'", COLUMNS, ["id"], {"format": "avro"}),
         ("keep_tombstones needs keys", COLUMNS, [], {"keep_tombstones": True}),
         ("the keys of a map in JSON are text", "id MAP<INT, INT>", [], {}),
-        ("no record has a schema part", None, None, {}),
+        ("no record has a value", None, None, {}),
     ):
         with pytest.raises(ConfigError, match=match):
             debezium.changes(records, columns, keys, **options)
@@ -504,3 +504,26 @@ def test_changes_are_made_of_a_stream_without_reading_it(spark, tmp_path):
     assert changes.columns == ["id", "name", "price", "_change"]
     with pytest.raises(ConfigError, match="columns can't be learnt from a stream"):
         debezium.changes(stream)
+
+
+def test_a_batch_without_values_is_decoded_with_what_was_learnt_before(spark):
+    fields = [{"field": "id", "type": "int64"}, {"field": "name", "type": "string", "optional": True}]
+    row = {"field": "after", "type": "struct", "optional": True, "fields": fields}
+    parts = [row, {"field": "op", "type": "string"}, {"field": "source", "type": "struct", "fields": []}]
+    keys = [{"field": "id", "type": "int64"}]
+    create = record(with_schema(keys, KEY), with_schema(parts, envelope("c", {"id": 1, "name": "a"})))
+    truncate = record(None, with_schema(parts, envelope("t")))
+    empty = record(with_schema(keys, KEY), None), record(with_schema(keys, KEY), b" null ")
+
+    assert debezium.learn_columns(frame_of(spark, *empty)) is None
+    assert debezium.learn_columns(frame_of(spark).limit(0)) is None
+    learnt = debezium.learn_columns(frame_of(spark, create, *empty))
+    assert (list(learnt.fields), learnt.keys) == (["id", "name"], ("id",))
+    assert debezium.learn_columns(frame_of(spark, *empty), learnt) == learnt
+    assert debezium.changes(frame_of(spark, *empty), learnt).collect() == []
+    kept = debezium.learn_columns(frame_of(spark, truncate), known=learnt)
+    assert kept.keys == ("id",), "a TRUNCATE has no key"
+    with pytest.raises(ConfigError, match="no record has a value"):
+        debezium.changes(frame_of(spark, *empty))
+    with pytest.raises(ConfigError, match="no record has a schema part"):
+        debezium.learn_columns(frame_of(spark, record(KEY, envelope("c", ROW))), learnt)
