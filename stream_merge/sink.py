@@ -97,7 +97,7 @@ def merge_sink(
         target_alias: Name of the table in expressions.
         merge_schema: Whether columns that only the source has are added to the table, in the same commit.
         overwrite_schema: Whether a batch in output mode Complete may replace the table's schema.
-        create_if_missing: Whether a missing table is created with the source's schema.
+        create_if_missing: Whether a missing table is created with the source's schema; with column mapping, where names need it.
         partition_by: Partition columns of a table that is created.
         cluster_by: Clustering columns of a table that is created.
         table_properties: Table properties of a table that is created.

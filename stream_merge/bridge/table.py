@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
@@ -26,6 +27,8 @@ from stream_merge.errors import TargetNotFoundError
 
 _PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`")
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
+_UNFIT = re.compile(r"[ ,;{}()\n\t=]")
+_COLUMN_MAPPING = "delta.columnMapping.mode"
 
 
 def location(spark: SparkSession, target: str) -> str | None:
@@ -249,7 +252,10 @@ def create_table(
     cluster_by: Sequence[str],
     properties: Mapping[str, str],
 ) -> None:
-    """Create the target with the columns of a frame, unless another writer has just done so."""
+    """Create the target with the columns of a frame, unless another writer has just done so.
+
+    Names with characters that Parquet does not allow (`Order Id`) take column mapping, which is left out otherwise.
+    """
     from delta.tables import DeltaTable
 
     builder = DeltaTable.createIfNotExists(spark).addColumns(like.schema)
@@ -259,7 +265,8 @@ def create_table(
         builder = builder.partitionedBy(*partition_by)
     if cluster_by:
         builder = builder.clusterBy(*cluster_by)
-    for name, value in properties.items():
+    mapping = {_COLUMN_MAPPING: "name"} if any(_UNFIT.search(name) for name in _names_in(like.schema)) else {}
+    for name, value in {**mapping, **properties}.items():
         builder = builder.property(name, value)
     try:
         builder.execute()
@@ -268,6 +275,22 @@ def create_table(
         is_race = conflict_name(error) is not None or failure.condition in _OVERTAKEN
         if not is_race or not any(table_exists(spark, target) for _ in _looks()):
             raise failure from error
+
+
+def _names_in(data_type: DataType) -> Iterator[str]:
+    """Iterate over the names of a type's fields, at any depth."""
+    match data_type:
+        case StructType():
+            for each in data_type.fields:
+                yield each.name
+                yield from _names_in(each.dataType)
+        case ArrayType():
+            yield from _names_in(data_type.elementType)
+        case MapType():
+            yield from _names_in(data_type.keyType)
+            yield from _names_in(data_type.valueType)
+        case _:
+            pass
 
 
 def _looks() -> Iterator[None]:

@@ -160,6 +160,23 @@ class TestColumnMapping:
             Row(*columns)(3, "c", None, None),
         ]
 
+    @pytest.mark.parametrize(
+        ("column", "is_mapped"),
+        [("`Order Id` INT", True), ("at ARRAY<STRUCT<`a b`: INT>>", True), ("`Größe` INT", False)],
+    )
+    def test_a_table_that_is_made_has_it_where_names_need_it(
+        self, spark, create_source, read_rows, tmp_path, column, is_mapped
+    ):
+        path = str(tmp_path / "t")
+        values = [[(1,)]] if column.startswith("at") else [1]
+        sink = merge_sink(path, keys="id", sequence_by="n", create_if_missing=True)
+        sink.merge(create_source(f"id INT, n INT, {column}", [(7, 1, *values)]))
+        sink.merge(create_source(f"id INT, n INT, {column}", [(7, 2, *values), (8, 2, *values)]))
+        (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()
+        assert detail["properties"].get("delta.columnMapping.mode") == ("name" if is_mapped else None)
+        assert [(row[0], row[1]) for row in read_rows(path)] == [(7, 2), (8, 2)]
+        assert all(row[2] == ([Row(**{"a b": 1})] if column.startswith("at") else 1) for row in read_rows(path))
+
     def test_names_that_only_quotes_can_hold(self, spark, create_table, create_source, read_rows, deletion_vectors):
         names = ["a b", "x.y", "select", "p,q;{}()", "tick's", "Größe"]
         quoted = ["`" + name.replace("`", "``") + "`" for name in names]
