@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.statement import RESERVED_PREFIX, Once, made_anew
+from stream_merge.bridge.statement import RESERVED_PREFIX, Once
 from stream_merge.config import SinkConfig
 from stream_merge.partial_updates import (
     COLUMN_SEQUENCES,
@@ -69,7 +69,7 @@ def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpda
 
 
 def folded_changes(
-    changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates, once: Once = made_anew
+    changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates, once: Once
 ) -> DataFrame:
     """Return one row for each key: its newest change, each column with the newest value that a change of the batch set.
 

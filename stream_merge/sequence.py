@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, VariantType
 
-from stream_merge.bridge.statement import RESERVED_PREFIX, Once, made_anew
+from stream_merge.bridge.statement import RESERVED_PREFIX, Once
 from stream_merge.clauses import Expression
 from stream_merge.statement import quote
 
@@ -60,7 +60,7 @@ def with_sequence(
     return batch.alias(source_alias).select("*", typed.alias(SEQUENCE))
 
 
-def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str], once: Once = made_anew) -> DataFrame:
+def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str], once: Once) -> DataFrame:
     """Return the newest change of each key, with two columns more: `IS_TIED` and `NUM_SUPERSEDED`.
 
     A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a

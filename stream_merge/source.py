@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import persisted, summaries
-from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, Once, ResolvedMerge, made_anew
+from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, Once, ResolvedMerge
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
 from stream_merge.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
@@ -195,8 +195,8 @@ def evaluated(
     batch: DataFrame,
     config: SinkConfig,
     partial: PartialUpdates | None,
-    num_rows: int | None = None,
-    once: Once = made_anew,
+    num_rows: int | None,
+    once: Once,
 ) -> Iterator[DataFrame]:
     """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`.
 

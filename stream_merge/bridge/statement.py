@@ -79,11 +79,6 @@ class Once(Protocol):
         """Return what was made under the name, or make it."""
 
 
-def made_anew(_name: str, make: Callable[[], T]) -> T:
-    """Make it each time, whatever its name: an `Once` that keeps nothing."""
-    return make()
-
-
 class ResolvedMerge:
     """A MERGE as Delta resolved it for one schema of source and target; good for any number of batches."""
 

@@ -9,7 +9,7 @@ from stream_merge.cli.errors import ExitCode, missing_package
 
 
 def main() -> NoReturn:
-    """Run the command; where the packages of the extra `cli` are missing, which is installed with it or not, say so."""
+    """Run the command. It is installed without the extra `cli`, too; where that is missing, say so."""
     try:
         from stream_merge.cli.app import main as run
     except ModuleNotFoundError as error:

@@ -37,17 +37,18 @@ def explain(spark: SparkSession, pipeline: Pipeline, table: str | None, num_rows
     except Exception as error:
         failure = describe(error)
         raise PipelineError(failure.sentence, ExitCode.CANNOT_START) from error
-    if table is not None and not any(_is_asked(table, pipeline, name) for name in [*names, None]):
+    if table is not None and not (
+        any(table in (each.target, each.source) for each in pipeline.tables)
+        or any(_is_asked(table, pipeline, name) for name in names)
+    ):
         found = [each.target for each in (find_table(pipeline, name) for name in names) if each is not None]
         targets = ", ".join(dict.fromkeys([*(each.target for each in pipeline.tables), *found]))
         raise PipelineError(f"The file has no table {table}; it has {targets}.", ExitCode.USAGE)
     return _explained(rows, pipeline, table, names)
 
 
-def _is_asked(table: str, pipeline: Pipeline, name: str | None) -> bool:
-    """Whether a table is the one that takes the rows of a source of this name; without a name, whether the file has it."""
-    if name is None:
-        return any(table in (each.target, each.source) for each in pipeline.tables)
+def _is_asked(table: str, pipeline: Pipeline, name: str) -> bool:
+    """Whether a table is the one that takes the rows of a source of this name."""
     found = find_table(pipeline, name)
     return found is not None and table in (name, found.target, found.settings.target, found.settings.source)
 

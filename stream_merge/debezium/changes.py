@@ -18,14 +18,13 @@ from stream_merge.debezium.header_keys import PARSE_OPTIONS, mark_digits
 from stream_merge.debezium.rows import decode_values, select_changes
 from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
+from stream_merge.debezium.spelling import IS_TOMBSTONE, JSON_SPACE
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
 from stream_merge.debezium.values import Handling
 from stream_merge.errors import ConfigError
 
 OLD_KEY_HEADER = "__debezium.oldkey"
 NEW_KEY_HEADER = "__debezium.newkey"
-
-_SPACE = r"' \t\r\n'"
 
 
 @without_call_sites()
@@ -238,7 +237,7 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
             for name, text in {"key": F.expr("CAST(key AS STRING)"), **headers}.items()
             for alias in (name, f"{name}_text")
         ],
-        F.expr(f"coalesce(trim(BOTH {_SPACE} FROM CAST(value AS STRING)) = 'null', true)").alias("is_tombstone"),
+        F.expr(IS_TOMBSTONE).alias("is_tombstone"),
         F.expr("NOT is_valid_utf8(CAST(value AS STRING))" if is_binary else "false").alias("is_no_text"),
     )
     conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]
@@ -260,5 +259,5 @@ def _key_sql(parsed: ParsedJson, name: str) -> str:
 
 def _is_malformed(json: str, parsed: str, *, or_null: bool = True) -> str:
     # Spark reads the first JSON and ignores what follows it.
-    bad = f"{parsed} IS NULL OR {parsed}.corrupt IS NOT NULL OR NOT endswith(trim(TRAILING {_SPACE} FROM {json}), '}}')"
+    bad = f"{parsed} IS NULL OR {parsed}.corrupt IS NOT NULL OR NOT endswith(trim(TRAILING {JSON_SPACE} FROM {json}), '}}')"
     return f"coalesce({bad}, true)" if or_null else f"coalesce({json} IS NOT NULL AND ({bad}), false)"

@@ -224,10 +224,10 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     own_lsn = "try_cast(position.lsn AS BIGINT)"
     last_commit = """try_cast(regexp_extract(position.sequence, '^[^"n]*"([0-9]+)"', 1) AS BIGINT)"""
     commit_lsn = f"IF({own_lsn} IS NULL, NULL, coalesce({last_commit}, {own_lsn}))"
-    lsn_after_it = f"IF(position.sequence LIKE '[%', {own_lsn}, NULL)"
+    lsn_in_commit = f"IF(position.sequence LIKE '[%', {own_lsn}, NULL)"
     file_number = "try_cast(regexp_extract(position.file, '([0-9]+)$', 1) AS BIGINT)"
     major = f"coalesce({commit_lsn}, {file_number}, {high}, try_cast(position.scn AS BIGINT), offset, 0L)"
-    minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_after_it}, 0L)"
+    minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_in_commit}, 0L)"
     event = number("coalesce(position.row, position.event_serial_no, position.ssn, position.total_order)")
     is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
     # MySQL's log stands still while a snapshot learns its position, so that this is the row's place among the changes. A

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.debezium.fields import SEMANTICS, Field
+from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError
 
 _PLAIN: dict[str, T.DataType] = {
@@ -44,8 +45,6 @@ _SEMANTIC: dict[str, T.DataType] = {
 _WIDENING = ("int8", "int16", "int32", "int64")
 _MAX_PRECISION = 38
 _UNLIMITED = 2**31 - 1
-_HAS_VALUE = "coalesce(trim(CAST(value AS STRING)), 'null') <> 'null'"
-
 NOTHING_TOLD = "no record has a value, so that none tells the columns; give them, or what learn_columns told before"
 
 
@@ -139,7 +138,7 @@ def learn_columns(
     )
     topics = sorted({row["topic"] for row in rows})
     if not topics:
-        if records.where(_HAS_VALUE).isEmpty():
+        if records.where(f"NOT {IS_TOMBSTONE}").isEmpty():
             return known
         raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
     if len(topics) > 1:

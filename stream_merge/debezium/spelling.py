@@ -14,6 +14,13 @@ def text(value: str) -> str:
     return f"'{escaped}'"
 
 
+JSON_SPACE = r"' \t\r\n'"
+"""SQL for the characters that may stand around JSON."""
+
+IS_TOMBSTONE = f"coalesce(trim(BOTH {JSON_SPACE} FROM CAST(value AS STRING)) = 'null', true)"
+"""SQL for whether a record has no value."""
+
+
 def let(value: str, body: Callable[[str], str]) -> str:
     """Return SQL in which the value has a name, so that it is written, and computed, once.
 

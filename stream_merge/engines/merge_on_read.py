@@ -213,9 +213,8 @@ def _new_rows(
         updated = touched.where(is_one_of(updates))
         parts.append(updated.select(*[F.col(NEW.format(i)).alias(name) for i, name in enumerate(columns)]))
     if job.clauses(When.NOT_MATCHED):
-        has_matches = found is None or bool(found)
         unmatched = job.bound_source
-        if has_matches:
+        if found is None or found:
             unmatched = without_matches(job, touched.where(F.col(SOURCE_ID).isNotNull()))
         parts.append(with_tracking(job, inserted_rows(job, unmatched)))
     if not (job.has_change_feed and with_changes):
