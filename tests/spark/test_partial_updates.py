@@ -74,15 +74,17 @@ class TestValuesThatWereNotSent:
     def test_a_key_that_has_several_rows_is_counted_once(
         self, create_table, create_source, read_rows, deletion_vectors
     ):
-        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        path = create_table(TARGET, [(1, "a1", "b1", 1), (4, "a4", "b4", 1)], deletion_vectors=deletion_vectors)
         create_source(TARGET, [(1, "a2", "b2", 1)]).write.format("delta").mode("append").save(path)
         changes = [(1, "A", None, 2, "u", ["b"]), (2, "A", None, 2, "u", ["b"]), (3, "A", None, 2, "u", ["b"])]
+        changes.append((4, "A", "B", 2, "u", None))
         result = unsent(path).merge(create_source(SCHEMA, changes))
         assert read_rows(path, "id", "a", "b") == [
             Row(id=1, a="A", b="b1"),
             Row(id=1, a="A", b="b2"),
             Row(id=2, a="A", b=None),
             Row(id=3, a="A", b=None),
+            Row(id=4, a="A", b="B"),
         ]
         assert result.num_unresolved_rows == 2
 
