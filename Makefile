@@ -43,7 +43,7 @@ $(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | java
 	@touch $@
 
 java: python
-	@$(PYTHON) -I stream_merge/java.py
+	@$(PYTHON) -I stream_merge/java.py "$$(sed -n 's/^pyspark==//p' $(CONSTRAINTS))"
 
 python:
 	@{ test -n "$(PYTHON)" && $(PYTHON) -c '$(IS_NEW_ENOUGH)' 2>/dev/null; } || { echo \

@@ -35,10 +35,11 @@ SETTINGS = {
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.codegen.cache.maxEntries": "1000",
     },
+    "readme": {"spark.sql.codegen.cache.maxEntries": "1000"},
     "default": {},
 }
-"""The sessions: one for such tables, and Spark's and Delta's defaults
-(200 shuffle and 50 snapshot partitions, code of 100 classes kept)."""
+"""The sessions: one for such tables; Spark's and Delta's defaults
+(200 shuffle and 50 snapshot partitions, code of 100 classes kept), with what the README and the command set, and without."""
 
 STREAM_TRIGGER = "500 milliseconds"
 

@@ -152,7 +152,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     option = parser.add_argument
     option("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME", help="default: all")
-    option("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="kinds of session (default: both)")
+    option(
+        "--settings",
+        nargs="+",
+        choices=SETTINGS,
+        default=["tuned", "default"],
+        help="kinds of session (default: %(default)s)",
+    )
     option("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
     option("--mode", choices=("batch", "stream"), default="batch", help="one call a batch, or a real streaming query")
     option("--rows", type=int, default=1_000_000, help="rows of the table (default: %(default)s)")

@@ -27,7 +27,15 @@ from stream_merge.rows_without_key import ROW_ID
 from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
 from stream_merge.tombstone_reach import Reach
-from stream_merge.tombstones import DOMAIN, TombstoneFile, Tombstones, TombstoneState
+from stream_merge.tombstones import (
+    CLEANED_EVERY_MS,
+    DOMAIN,
+    FOLDER,
+    RetiredFile,
+    TombstoneFile,
+    Tombstones,
+    TombstoneState,
+)
 
 T = TypeVar("T")
 
@@ -212,10 +220,21 @@ class ChangeMemory:
         """Whether rows of the batch got another key and their values were kept."""
         return bool(self._moved)
 
-    def after_commit(self, state: TombstoneState) -> None:
-        """Clean up when files were retired, or have been for long enough."""
-        if state.retired != self.state.retired:
-            self.tombstones.clean_up(state, now_ms=now_ms())
+    def after_commit(self, state: TombstoneState, cleaned_ms: int) -> int:
+        """Clean up when files were retired, or have been for long enough, and once a day for what killed attempts left behind.
+
+        Args:
+            state: What was committed.
+            cleaned_ms: When the sink did so last, in milliseconds since the epoch.
+
+        Returns:
+            When it has done so last now.
+        """
+        now = now_ms()
+        if state.retired == self.state.retired and now - cleaned_ms < CLEANED_EVERY_MS:
+            return cleaned_ms
+        self.tombstones.clean_up(state, now_ms=now)
+        return now
 
 
 def recall(
@@ -297,8 +316,17 @@ def _state_of(table: Table, transaction: Transaction, fresh: TombstoneState) -> 
     """
     text = transaction.domain_metadata(DOMAIN)
     if text is None:
-        return fresh
-    return _state_at(table, transaction.version, TombstoneState.from_json(text)) or fresh
+        # A table that was replaced, or made to forget: a RESTORE may want what it remembered.
+        found = table.list_folder(FOLDER)
+        return replace(fresh, retired=tuple(RetiredFile(path=f"{FOLDER}/{name}", since_ms=now_ms()) for name in found))
+    newest = TombstoneState.from_json(text)
+    state = _state_at(table, transaction.version, newest) or fresh
+    if state is newest:
+        return newest
+    # A RESTORE back to before may want what the newest version does not name any more.
+    left = [*newest.retired, *(RetiredFile(path=file.path, since_ms=now_ms()) for file in newest.files)]
+    named = {file.path for file in state.files} | {file.path for file in state.retired}
+    return replace(state, retired=(*state.retired, *(file for file in left if file.path not in named)))
 
 
 def _state_at(table: Table, version: int, known: TombstoneState | None) -> TombstoneState | None:

@@ -86,6 +86,11 @@ class SinkConfig:
         return bool(self.sequence_by) and not self.clauses
 
     @property
+    def keeps_values(self) -> bool:
+        """Whether the table is to have the very values of its source: that of changes, not of a query's results."""
+        return not self.clauses and (bool(self.sequence_by) or self.before is not None)
+
+    @property
     def keeps_tombstones(self) -> bool:
         """Whether the sink remembers deletes."""
         return self.keeps_order and bool(self.tombstone_retention)

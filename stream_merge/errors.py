@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+LOSS = "cannot hold without a loss. Widen the column, or cast in the source if the value may be changed."
+"""The end of the message about a value that the target would change in silence."""
+
+
 class StreamMergeError(Exception):
     """Base of all errors of this library.
 

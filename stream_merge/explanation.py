@@ -7,6 +7,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from stream_merge.batch_columns import check_columns
 from stream_merge.bridge import sessions
 from stream_merge.bridge.table import open_table
 from stream_merge.bridge.transaction import Transaction
@@ -20,7 +21,6 @@ from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates
 from stream_merge.plan import Strategy, choose_strategy
 from stream_merge.rows_without_key import ROW_ID
 from stream_merge.sequence import SEQUENCE
-from stream_merge.source import check_columns
 from stream_merge.state import SinkState
 
 

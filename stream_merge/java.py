@@ -1,7 +1,8 @@
 """Whether this machine has a Java that Spark 4 runs on.
 
 Needs the standard library alone, so that it can run before anything is installed: `python3 -I stream_merge/java.py`
-prints nothing and exits with 0, or prints one sentence and exits with 1.
+prints nothing and exits with 0, or prints one sentence and exits with 1. A version of Spark behind it stands for the one that is
+to be installed.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
 OLDEST_JAVA = 17
 VECTOR_MODULE = "jdk.incubator.vector"
+FIRST_SPARK_WITH_VECTORS = (4, 2)
 
 _REMEDY = f"install a JDK {OLDEST_JAVA} or newer and put its java on PATH, or point JAVA_HOME to it"
 
 
-def find_java_fault(environ: Mapping[str, str] = os.environ) -> str | None:
+def find_java_fault(environ: Mapping[str, str] = os.environ, spark_version: str | None = None) -> str | None:
     """Return one sentence on what is wrong with the Java that Spark would start, or None when nothing is.
 
     Java is looked for as Spark's launcher does: JAVA_HOME/bin/java where JAVA_HOME is set, else java on PATH.
 
     Args:
         environ: The environment to look in.
+        spark_version: Version of Spark; that of the installed pyspark by default, and the newest one where there is none.
     """
     home = environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH", ""))
@@ -38,9 +43,19 @@ def find_java_fault(environ: Mapping[str, str] = os.environ) -> str | None:
         return f"Spark needs Java {OLDEST_JAVA} or newer, and {java}{origin} does not run: {_REMEDY}."
     if version < OLDEST_JAVA:
         return f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is Java {version}: {_REMEDY}."
-    if VECTOR_MODULE not in _run(java, "--list-modules", environ=environ):
+    if _needs_vectors(spark_version) and VECTOR_MODULE not in _run(java, "--list-modules", environ=environ):
         return f"Spark 4.2 needs Java's module {VECTOR_MODULE}, which {java} was built without: {_REMEDY}."
     return None
+
+
+def _needs_vectors(spark_version: str | None) -> bool:
+    if spark_version is None:
+        try:
+            spark_version = installed_version("pyspark")
+        except PackageNotFoundError:
+            return True
+    found = re.match(r"(\d+)\.(\d+)", spark_version)
+    return found is None or (int(found.group(1)), int(found.group(2))) >= FIRST_SPARK_WITH_VECTORS
 
 
 def _run(java: str, argument: str, *, environ: Mapping[str, str]) -> str:
@@ -61,7 +76,7 @@ def _read_major_version(output: str) -> int | None:
 
 def main() -> int:
     """Print the fault, if there is one, and return the exit code."""
-    fault = find_java_fault()
+    fault = find_java_fault(spark_version=sys.argv[1] if len(sys.argv) > 1 else None)
     if fault is not None:
         sys.stderr.write(f"{fault}\n")
         return 1

@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import steps
+from stream_merge.batch_columns import check_columns, tell_left_out
 from stream_merge.batch_commit import BatchCommit
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS
@@ -32,7 +33,7 @@ from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, delta_name
 from stream_merge.ordered_target import prepare_target, prepared
 from stream_merge.partial_updates import COLUMN_SEQUENCES, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
-from stream_merge.source import Source, check_columns, deletes
+from stream_merge.source import Source, deletes
 from stream_merge.state import SinkState
 from stream_merge.statement import effective_clauses, quote
 from stream_merge.tombstones import DOMAIN, TombstoneState
@@ -138,6 +139,7 @@ class MicroBatch:
             is_empty = self.is_created and transaction.version == 0
             names = [field["name"] for field in transaction.schema["fields"]]
             self.had_registers = COLUMN_SEQUENCES in names and not is_empty
+            tell_left_out(self.spark, self.config, clauses, self.frame.columns, names, self.state.left_out)
             transaction = prepare_target(self.config, self.frame, table, transaction)
             self.intake.arrange(transaction)
             self.memory = self._recall(table, transaction)
@@ -420,7 +422,7 @@ class MicroBatch:
             if resolved is not None:
                 resolved.refresh_cached_readers()
             if self.memory and self.remembered and version is not None:
-                self.memory.after_commit(self.remembered)
+                self.state.cleaned_ms = self.memory.after_commit(self.remembered, self.state.cleaned_ms)
             if self.query is not None:
                 self.state.operation_metrics(self.spark).show(self.query, f"MergeSink [{self.config.target}]")
         except JVM_ERRORS:

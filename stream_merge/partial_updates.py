@@ -184,7 +184,7 @@ class _Registers:
             is_older = is_older | F.coalesce(ours < truncated, F.lit(False))
             never = nothing.cast(self._type)
             values[place], sequences[name] = merged_register(
-                nothing, old[place], never, ours, truncated, is_fill=F.lit(False)
+                nothing, old[place], never, ours, is_reset=ours < truncated, is_fill=F.lit(False)
             )
         values[self._of_sequences] = column_sequences(sequences, of_row, self._partial)
         return replace(clause, condition=is_older, values=tuple(values), are_values_source_only=False)
@@ -212,8 +212,9 @@ class _Registers:
         for name, place in self._registers.items():
             theirs = register_sequence(new[self._of_sequences], name, of_change)
             ours = register_sequence(old[self._of_sequences], name, of_row)
+            # A delete of the same sequence comes later than the row's value, and counts.
             merged[place], sequences[name] = merged_register(
-                new[place], old[place], theirs, ours, reset, is_fill=F.col(IS_FILL)
+                new[place], old[place], theirs, ours, is_reset=~(reset < ours), is_fill=F.col(IS_FILL)
             )
         merged[self._of_sequences] = column_sequences(sequences, newest, self._partial)
         return tuple(merged)
@@ -238,7 +239,7 @@ def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
 
 
 def merged_register(
-    new: Column, old: Column, theirs: Column, ours: Column, reset: Column, *, is_fill: Column
+    new: Column, old: Column, theirs: Column, ours: Column, *, is_reset: Column, is_fill: Column
 ) -> tuple[Column, Column]:
     """Return the value of a column after a change, and its sequence.
 
@@ -247,10 +248,10 @@ def merged_register(
         old: The row's value.
         theirs: Sequence of the change's value, NULL if it has none.
         ours: Sequence of the row's value, NULL if it has none.
-        reset: Sequence of a delete that comes with the change; NULL if none does.
+        is_reset: Whether a delete that comes with the change takes the row's value; NULL if none comes.
         is_fill: Whether the value is one that was handed on: of the same sequence, the row's own value stays.
     """
-    is_reset = F.coalesce(ours < reset, F.lit(False))
+    is_reset = F.coalesce(is_reset, F.lit(False))
     is_newer = F.when(is_fill, ours < theirs).otherwise(~(theirs < ours))
     is_taken = theirs.isNotNull() & (ours.isNull() | is_reset | is_newer)
     return F.when(is_taken, new).when(~is_reset, old), F.when(is_taken, theirs).when(~is_reset, ours)

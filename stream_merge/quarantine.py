@@ -24,6 +24,7 @@ from stream_merge.errors import CommitConflictError, QuarantineLimitError
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rejection import Check, Checks
 from stream_merge.row_text import row_as_json
+from stream_merge.rows_without_key import type_before
 from stream_merge.source import SPECIAL, own_columns
 from stream_merge.statement import quote
 from stream_merge.steps import reached
@@ -134,6 +135,7 @@ class Quarantine:
             columns=batch.columns,
             resolved=resolved,
             target=StructType.fromJson(self.transaction.schema),
+            before=type_before(self.config, batch) if self.config.before is not None else None,
         )
         # Without a table for them, other rows that cannot be merged fail the merge by themselves.
         checks = make_checks.all() if self.config.quarantine is not None else make_checks.stated()

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge.bridge.attempts import SourceValue, attempted, fails, source_values
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
+from stream_merge.exact_values import exact
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rows_without_key import before_of, is_lost
 from stream_merge.sequence import SEQUENCE
@@ -48,6 +49,7 @@ class Checks:
         columns: The columns of the batch as it arrived.
         resolved: The merge; its source is the batch, and the column that the sink adds for the sequence.
         target: The target's schema.
+        before: The type of the row as it was, for tables without a key.
     """
 
     spark: SparkSession
@@ -57,6 +59,7 @@ class Checks:
     columns: Sequence[str]
     resolved: ResolvedMerge
     target: StructType
+    before: StructType | None = None
 
     def all(self) -> list[Check]:
         """Return every check, none of which can fail on the data."""
@@ -98,11 +101,20 @@ class Checks:
         yield Check(label=label, reason=F.when(is_lost_row, F.lit(label)))
         before = before_of(self.config, self.columns)
         written = {name.lower() for name in self.ordered.columns}
-        given = {name.lower() for name in self.columns}
+        written &= {name.lower() for name in self.columns}
+        assert self.before is not None
+        types = {field.name.lower(): field.dataType for field in self.before.fields}
+
+        def converted(field: StructField) -> Column:
+            value = before.getField(field.name)
+            narrowed = value.cast(field.dataType)
+            checked = exact(value, narrowed, field.name, types[field.name.lower()], field.dataType)
+            return narrowed if checked is None else checked
+
         values = [
-            before.getField(field.name).cast(field.dataType).alias(f"v{number}")
+            converted(field).alias(f"v{number}")
             for number, field in enumerate(self.target.fields)
-            if field.name.lower() in written & given
+            if field.name.lower() in written
         ]
         label = "before cannot be converted to the target's types"
         if values:

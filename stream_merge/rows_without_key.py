@@ -102,11 +102,21 @@ def with_row_ids(config: SinkConfig, batch: DataFrame, schema: T.StructType) -> 
     return ordered, prepared
 
 
-def _check_before(config: SinkConfig, batch: DataFrame, written: Sequence[str]) -> None:
+def type_before(config: SinkConfig, batch: DataFrame) -> T.StructType:
+    """Return the type of the row as it was before a change of a batch.
+
+    Raises:
+        ConfigError: It is no struct.
+    """
     image = batch.alias(config.source_alias).select(before_of(config, batch.columns).alias("before"))
     kind = image.schema["before"].dataType
     if not isinstance(kind, T.StructType):
         raise ConfigError([f"before is of type {kind.simpleString()}; it must be a struct of the table's columns"])
+    return kind
+
+
+def _check_before(config: SinkConfig, batch: DataFrame, written: Sequence[str]) -> None:
+    kind = type_before(config, batch)
     present = {name.lower() for name in kind.names}
     missing = [name for name in written if name.lower() not in present]
     if missing:

@@ -95,7 +95,8 @@ def merge_sink(
         new_key: The same in the delete of the old key: the key that the row gets. For Debezium's records `_change.new_key`.
         source_alias: Name of the micro-batch in expressions.
         target_alias: Name of the table in expressions.
-        merge_schema: Whether columns that only the source has are added to the table, in the same commit.
+        merge_schema: Whether columns that only the source has are added to the table, in the same commit. Otherwise their values
+            are left out; a warning names those that no option uses.
         overwrite_schema: Whether a batch in output mode Complete may replace the table's schema.
         create_if_missing: Whether a missing table is created with the source's schema; with column mapping, where names need it.
         partition_by: Partition columns of a table that is created.

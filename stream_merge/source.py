@@ -11,9 +11,9 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import persisted, summaries
-from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, KeyPair, Once, ResolvedMerge
+from stream_merge.bridge.statement import SOURCE_ID, KeyPair, Once, ResolvedMerge
 from stream_merge.config import SinkConfig
-from stream_merge.errors import ConfigError, NullKeyError, UnresolvedColumnError
+from stream_merge.errors import NullKeyError
 from stream_merge.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
 from stream_merge.folding import folded_changes, since_deletes, unset_columns
 from stream_merge.partial_updates import (
@@ -133,26 +133,6 @@ def key_ranges_of(
         for pair in pairs
         if is_prunable(pair.type_name) and pair.source.lower() in of_key
     ]
-
-
-def check_columns(batch: DataFrame, config: SinkConfig) -> None:
-    """Raise when the batch lacks columns that the options name, or has names that are ours.
-
-    Raises:
-        ConfigError: A column has a reserved name.
-        UnresolvedColumnError: An option names a column that the batch does not have.
-    """
-    reserved = [name for name in batch.columns if name.lower().startswith(RESERVED_PREFIX)]
-    if reserved:
-        raise ConfigError(
-            [f"the column name {name} begins with {RESERVED_PREFIX}, which is reserved" for name in reserved]
-        )
-    present = {name.lower() for name in batch.columns}
-    ignored = config.ignore_null_updates if not isinstance(config.ignore_null_updates, bool) else ()
-    named = (*config.keys, *config.columns, *config.except_columns, *ignored)
-    missing = [name for name in dict.fromkeys(named) if name.lower() not in present]
-    if missing:
-        raise UnresolvedColumnError(f"the source has no column {', '.join(missing)}; it has {', '.join(batch.columns)}")
 
 
 def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[Column]:

@@ -19,6 +19,7 @@ from stream_merge.bridge.ui import OperationMetrics
 from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig
 from stream_merge.deletion_vectors import VectorCache
+from stream_merge.exact_values import with_exact_values
 from stream_merge.features import CHAR_VARCHAR, GENERATED
 from stream_merge.files import TableFiles
 from stream_merge.key_index import KeyIndex
@@ -39,13 +40,17 @@ class SinkState:
         lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
         app_id: Under which application id the last micro-batch was committed.
         had_newer_rows: Whether rows of the target were newer than their changes in the last batch.
+        left_out: The sets of columns that the target lacks and that were looked at already.
         reach: Which remembered deletes changes could be older than in the last batch.
+        cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
     """
 
     lock: Any = field(default_factory=RLock)
     app_id: str | None = None
     had_newer_rows: bool = False
+    left_out: set[frozenset[str]] = field(default_factory=set)
     reach: Reach = field(default_factory=Reach)
+    cleaned_ms: int = 0
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)
@@ -112,6 +117,8 @@ class SinkState:
             may_evolve_schema=config.merge_schema,
             has_char_columns=CHAR_VARCHAR in transaction.metadata["schemaString"],
         )
+        if config.keeps_values and str(spark.conf.get("spark.sql.storeAssignmentPolicy")).upper() == "ANSI":
+            resolved = with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
         if partial is not None:
             resolved = resolved.with_clauses(partial_clauses(resolved, config, partial))
         if not is_time_dependent(statement + transaction.metadata["schemaString"]):

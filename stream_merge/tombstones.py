@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from stream_merge.statement import quote
 
 DOMAIN = "stream_merge"
 FOLDER = "_stream_merge/tombstones"
-MAX_FILES = 8
+MAX_FILES = 16
 """With more, the smallest are merged into one."""
 
 MAX_BROADCAST_TOMBSTONES = 500_000
@@ -38,6 +39,9 @@ MAX_UNSHUFFLED_TOMBSTONES = 50_000
 
 KEPT_MS = 7 * 24 * 3600 * 1000
 """How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
+
+CLEANED_EVERY_MS = 24 * 3600 * 1000
+"""How often a sink looks for what killed attempts left behind, the first time after its first batch."""
 
 _FORMAT = 1
 _LACKS = "size(moved.unset) > 0"
@@ -298,8 +302,9 @@ class Tombstones:
             highest: What `highest_delete` gave.
             now_ms: The time, in milliseconds since the epoch.
         """
-        moment = F.lit(now_ms).cast("long").alias("deleted_ms")
-        rows = deletes.select(*self._key_columns(), self._deleted_at(deletes.columns), moment)
+        # Of text, and of a column, since Spark would write a number into the code that it compiles: anew for each batch.
+        moment = F.concat(F.lit(str(now_ms)), F.substring(F.col(SOURCE_ID).cast("string"), 1, 0)).cast("long")
+        rows = deletes.select(*self._key_columns(), self._deleted_at(deletes.columns), moment.alias("deleted_ms"))
         return TombstoneFile(
             path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms, highest=highest
         )
@@ -354,14 +359,18 @@ class Tombstones:
         before = state.num_rows
         files = kept[len(merged) :]
         forgotten: list[DataFrame] = [self.read(expired)] if expired else []
-        if merged:
-            with persisted(self._with_moved(merged)) as rows:
-                forgotten.append(rows.where(F.col("deleted_ms") < cutoff_ms))
-                horizon = self.highest(state.horizon, forgotten)
-                new = self._merge(rows.where(F.col("deleted_ms") >= cutoff_ms))
-            files += [new] if new else []
-        else:
-            horizon = self.highest(state.horizon, forgotten)
+        with ExitStack() as stack:
+            if merged:
+                rows = self._with_moved(merged)
+                if sum(file.num_rows for file in merged) <= MAX_UNSHUFFLED_TOMBSTONES:
+                    rows = rows.coalesce(1)
+                if any(file.oldest_ms < cutoff_ms for file in merged):
+                    rows = stack.enter_context(persisted(rows))
+                    forgotten.append(rows.where(F.col("deleted_ms") < cutoff_ms))
+                    rows = rows.where(F.col("deleted_ms") >= cutoff_ms)
+                new = self._merge(rows)
+                files += [new] if new else []
+            horizon = self.highest(state.horizon, forgotten) if forgotten else state.horizon
         retired = [RetiredFile(path=file.path, since_ms=now_ms) for file in (*expired, *merged)]
         state = replace(state, files=tuple(files), retired=(*state.retired, *retired), horizon=horizon)
         return state, before - state.num_rows
@@ -417,6 +426,7 @@ class Tombstones:
         """Delete the files that no version of the time that RESTORE reaches back names, and what failed attempts left behind."""
         paths = [file.path for file in state.files] + [file.path for file in state.retired]
         named = {path.rpartition("/")[2] for path in paths}
-        for name, modified_ms in self.table.list_folders(FOLDER).items():
-            if name not in named and modified_ms < now_ms - KEPT_MS:
-                self.table.delete(f"{FOLDER}/{name}")
+        for name in self.table.list_folder(FOLDER):
+            path = f"{FOLDER}/{name}"
+            if name not in named and self.table.modified_ms(path) < now_ms - KEPT_MS:
+                self.table.delete(path)

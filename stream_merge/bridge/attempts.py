@@ -64,14 +64,16 @@ def source_values(resolved: ResolvedMerge) -> tuple[SourceValue, ...]:
 
 
 def _described(resolved: ResolvedMerge, source_output: Any) -> Iterator[SourceValue]:
-    def described(expression: Any, column: str | None, taken_when: Column | None) -> Iterator[SourceValue]:
+    def described(
+        expression: Any, column: str | None, taken_when: Column | None, value: Column | None = None
+    ) -> Iterator[SourceValue]:
         references = expression.references()
         if references.isEmpty() or not references.subsetOf(source_output):
             return
         yield SourceValue(
             column=column,
             type_name=str(expression.dataType().sql()),
-            value=resolved._column(expression),
+            value=resolved._column(expression) if value is None else value,
             sources=tuple(str(attribute.name()) for attribute in items(references.toSeq())),
             taken_when=taken_when,
             can_fail=str(expression.getClass().getSimpleName()) != "AttributeReference",
@@ -88,8 +90,9 @@ def _described(resolved: ResolvedMerge, source_output: Any) -> Iterator[SourceVa
         if clause.condition is not None:
             condition: Any = clause.condition
             yield from described(utils.expression(condition._jc), None, None)
-        for column, expression in zip(resolved.columns, clause.value_expressions, strict=False):
-            yield from described(expression, column, taken_when)
+        of_columns = zip(resolved.columns, clause.value_expressions, clause.values, strict=False)
+        for column, expression, value in of_columns:
+            yield from described(expression, column, taken_when, value)
 
 
 def _taken(clauses: Sequence[ResolvedClause]) -> Iterator[tuple[ResolvedClause, Column | None]]:

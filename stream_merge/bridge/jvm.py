@@ -12,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from stream_merge.errors import (
+    LOSS,
     ClauseError,
     ConstraintViolationError,
     MergeExecutionError,
@@ -72,6 +73,7 @@ _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
         r"|COLUMN_ALREADY_EXISTS|DELTA_METADATA_MISMATCH|_LEGACY_ERROR_TEMP_DELTA_000[79]|DELTA_SCHEMA_\w+",
     ),
 )
+_LOST = re.compile(rf"\[USER_RAISED_EXCEPTION\] (.*{re.escape(LOSS)})", re.DOTALL)
 _MAX_CAUSES = 8
 _CLASSES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
@@ -236,6 +238,9 @@ def translate(error: BaseException) -> StreamMergeError:
         found += [condition] if condition else []
         found += re.findall(r"Cannot find main error class '([A-Z][A-Z0-9_.]+)'", message)
         found += re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]", message)
+    lost = next((match for match in map(_LOST.search, messages) if match), None)
+    if lost is not None:
+        return SchemaMismatchError(lost[1])
     for name in found:
         for kind, pattern in _CONDITIONS:
             if re.fullmatch(pattern, name):

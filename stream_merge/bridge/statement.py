@@ -92,10 +92,15 @@ class ResolvedMerge:
         self._operation: Any = None
         self._made: dict[str, Any] = {}
 
-    def with_clauses(self, clauses: Sequence[ResolvedClause]) -> ResolvedMerge:
-        """Return the same merge with other conditions and values; `analysed` is the merge as Delta resolved it."""
+    def with_clauses(self, clauses: Sequence[ResolvedClause], *, is_analysed: bool = False) -> ResolvedMerge:
+        """Return the same merge with other conditions and values.
+
+        `analysed` is the merge as it was, whose values are those that arrive; or the new one if that `is_analysed`.
+        """
         other = copy(self)
         other.clauses, other._made = tuple(clauses), {}
+        if is_analysed:
+            other.analysed = other
         return other
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -155,6 +160,11 @@ class ResolvedMerge:
     def old_values(self) -> tuple[Column, ...]:
         """The unchanged value of each column of the final schema, for rows that are copied and for preimages."""
         return tuple(self._column(e) for e in items(self._command.postEvolutionTargetExpressions(True)))
+
+    def source_columns(self, names: Sequence[str]) -> dict[str, Column]:
+        """Return some columns of the source, as the resolved expressions refer to them."""
+        found = {str(attribute.name()): attribute for attribute in items(self._command.source().output())}
+        return {name: self._column(found[name]) for name in names}
 
     @cached_property
     def types(self) -> tuple[StructField, ...]:

@@ -164,15 +164,25 @@ class Table:
         finally:
             stream.close()
 
-    def list_folders(self, path: str) -> dict[str, int]:
-        """Return name and time of modification (milliseconds since the epoch) of what lies in a folder of the table."""
+    def list_folder(self, path: str) -> list[str]:
+        """Return the names of what lies in a folder of the table."""
         folder = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         system = folder.getFileSystem(self.log.newDeltaHadoopConf())
         if not system.exists(folder):
-            return {}
-        return {
-            str(status.getPath().getName()): int(status.getModificationTime()) for status in system.listStatus(folder)
-        }
+            return []
+        return [str(status.getPath().getName()) for status in system.listStatus(folder)]
+
+    def modified_ms(self, path: str) -> int:
+        """Return when the newest file in a folder of the table was modified, in milliseconds since the epoch.
+
+        In object stores only files have a time: folders have none, or that of the call. A folder without files has its own.
+        """
+        folder = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
+        system = folder.getFileSystem(self.log.newDeltaHadoopConf())
+        files, times = system.listFiles(folder, True), []
+        while files.hasNext():
+            times.append(int(files.next().getModificationTime()))
+        return max(times) if times else int(system.getFileStatus(folder).getModificationTime())
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder of this path below the table's folder."""

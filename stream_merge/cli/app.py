@@ -312,7 +312,7 @@ def _run(loaded: LoadedPipeline, console: Console | None, *, once: bool) -> Exit
     from stream_merge.cli.progress import Progress, State
     from stream_merge.cli.prometheus import Endpoint, Metrics
     from stream_merge.cli.sources import check_brokers
-    from stream_merge.cli.tables import build_sink
+    from stream_merge.cli.tables import build_sink, known_targets
     from stream_merge.cli.validate import validate as validate_offline
 
     pipeline, mask = loaded.pipeline, loaded.secrets.mask
@@ -323,6 +323,7 @@ def _run(loaded: LoadedPipeline, console: Console | None, *, once: bool) -> Exit
     if faults:
         raise PipelineFileError(faults, loaded.path)
     merge = build_sink(pipeline, _observer(progress, metrics))
+    metrics.expect(known_targets(pipeline))
     check_brokers(pipeline.source)
     with ExitStack() as stack:
         if pipeline.metrics.prometheus_port is not None:

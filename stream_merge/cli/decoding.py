@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,8 +18,6 @@ from stream_merge.cli.sources import CORRUPT_RECORD
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.debezium.schemas import LearntColumns, learn_columns
 from stream_merge.errors import ConfigError, TargetNotFoundError
-
-logger = logging.getLogger("stream_merge.cli")
 
 OWN_PREFIX = "_stream_merge_"
 """What the columns that the sink adds to its target begin with."""
@@ -53,7 +50,6 @@ class Decoder:
     _given: dict[str, debezium.Field] | None = None
     _has_schema: bool | None = None
     _learnt: LearntColumns | None = None
-    _told: set[str] = field(default_factory=set)
     _of_target: tuple[T.StructType, dict[str, debezium.Field]] | None = None
 
     @property
@@ -132,15 +128,6 @@ class Decoder:
         if present is None:
             return learnt
         types = {f.name: f.dataType for f in present.fields}
-        missing = [name for name in learnt.fields if name not in types and name not in self._told]
-        if missing and not self.table.merge_schema:
-            self._told.update(missing)
-            logger.warning(
-                "%s: the table %s has no column %s, so its values are left out; set merge_schema = true, or add it to the table",
-                self._shown,
-                self.target,
-                ", ".join(missing),
-            )
 
         def typed(fields: Mapping[str, debezium.Field]) -> dict[str, debezium.Field]:
             return {

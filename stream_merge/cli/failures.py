@@ -19,7 +19,16 @@ from dataclasses import dataclass, replace
 
 from stream_merge.bridge.jvm import throwables
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.errors import MergeExecutionError, RouterError, StreamMergeError, TargetNotFoundError
+from stream_merge.errors import (
+    ConfigError,
+    MergeExecutionError,
+    RouterError,
+    StreamMergeError,
+    TargetNotFoundError,
+    UnknownSourceError,
+    UnresolvedColumnError,
+    describe_sources,
+)
 
 MAX_LENGTH = 1200
 """Longer messages are cut: Spark puts whole plans into some."""
@@ -126,14 +135,8 @@ def describe(error: BaseException) -> Failure:
     if mistake is not None:
         return Failure(sentence=str(mistake), exit_code=mistake.exit_code)
     own = next((each for each in errors if isinstance(each, StreamMergeError)), None)
-    if own is not None and own.retriable:
-        return Failure(sentence=_short(str(own)), is_retriable=True)
-    if isinstance(own, RouterError):
-        return _describe_router(own)
-    if isinstance(own, TargetNotFoundError):
-        return Failure(sentence=_short(str(own)), exit_code=ExitCode.CANNOT_START)
-    if own is not None and not isinstance(own, MergeExecutionError):
-        return Failure(sentence=_short(str(own)))
+    if own is not None and (own.retriable or not isinstance(own, MergeExecutionError)):
+        return _describe_own(own)
     lines = [line for each in errors if each is not own for line in _lines(each)]
     for rule in _RULES:
         matching = [line for line in lines if rule.pattern.search(line)]
@@ -150,13 +153,44 @@ def describe(error: BaseException) -> Failure:
     return Failure(sentence=f"The query failed: {_short(_last_message(error))}")
 
 
+def _describe_own(error: StreamMergeError) -> Failure:
+    """Return what an error of this library means, in the words of the pipeline file."""
+    sentence = _short(str(error))
+    if error.retriable:
+        return Failure(sentence=sentence, is_retriable=True)
+    match error:
+        case RouterError():
+            return _describe_router(error)
+        case TargetNotFoundError():
+            sentence = sentence.replace("create_if_missing=True", "create_if_missing = true for this table")
+            return Failure(sentence=sentence, exit_code=ExitCode.CANNOT_START)
+        case UnknownSourceError():
+            sentence = (
+                f"No table takes {describe_sources(error.sources)}, so nothing of this micro-batch was merged: add a [[tables]] "
+                'with this source, or set unknown = "ignore" in [pipeline].'
+            )
+            return Failure(sentence=sentence)
+        case ConfigError():
+            return Failure(sentence=f"{sentence}. Correct the pipeline file.", exit_code=ExitCode.USAGE)
+        case UnresolvedColumnError():
+            return Failure(sentence=sentence, exit_code=ExitCode.USAGE)
+        case _:
+            return Failure(sentence=sentence)
+
+
 def _describe_router(error: RouterError) -> Failure:
     """Return what the failures of a router's tables mean: one that would fail again decides for all."""
-    failures = [describe(each) for each in error.failures.values()]
+    failures = [_describe_source(name, each) for name, each in error.failures.items()]
     for failure in failures:
         if not failure.is_retriable:
             return replace(failure, sentence=_short(str(error)) if len(failures) > 1 else failure.sentence)
     return Failure(sentence=failures[0].sentence if failures else _short(str(error)), is_retriable=bool(failures))
+
+
+def _describe_source(name: str, error: Exception) -> Failure:
+    failure = describe(error)
+    # The only error that names no table.
+    return replace(failure, sentence=f"{name}: {failure.sentence}") if isinstance(error, ConfigError) else failure
 
 
 def _errors(error: BaseException) -> Iterator[BaseException]:

@@ -6,7 +6,7 @@ Every metric has the label `pipeline`. Counters are those of the merges since th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
@@ -76,6 +76,15 @@ class Metrics:
         """Count a query that failed."""
         self._failures.labels(self._name).inc()
 
+    def expect(self, targets: Iterable[str]) -> None:
+        """Have the counters of tables at 0 before their first micro-batch: `increase` does not see what a counter begins with."""
+        for target in targets:
+            self._conflicts.labels(self._name, self._mask(target))
+            for outcome in ("merged", "skipped"):
+                self._batches.labels(self._name, self._mask(target), outcome)
+            for counter, labels, _ in self._amounts(MergeResult(target=target)):
+                counter.labels(self._name, self._mask(target), *labels)
+
     def on_result(self, result: MergeResult) -> None:
         """Count the result of one table and micro-batch; called in the threads of the tables."""
         table = (self._name, self._mask(result.target))
@@ -84,32 +93,31 @@ class Metrics:
         if result.skipped:
             return
         self._seconds.labels(*table).observe(result.execution_time_ms / 1000)
-        for phase in PHASES:
-            self._phases.labels(*table, phase).inc(result.phase_ms.get(phase, 0) / 1000)
-        self._source_rows.labels(*table).inc(result.num_source_rows)
-        for change, rows in (
-            ("inserted", result.num_target_rows_inserted),
-            ("updated", result.num_target_rows_updated),
-            ("deleted", result.num_target_rows_deleted),
-        ):
-            self._rows.labels(*table, change).inc(rows)
-        for reason, changes in (
-            ("superseded", result.num_superseded_rows),
-            ("stale", result.num_stale_rows),
-            ("outdated", result.num_outdated_rows),
-            ("unchanged", result.num_unchanged_rows),
-        ):
-            self._left_out.labels(*table, reason).inc(changes)
-        self._undecidable.labels(*table).inc(result.num_undecidable_rows)
-        self._unresolved.labels(*table).inc(result.num_unresolved_rows)
-        self._tied.labels(*table).inc(result.num_tied_keys)
-        self._quarantined.labels(*table).inc(result.num_quarantined_rows)
-        self._files.labels(*table, "added").inc(result.num_added_files)
-        self._files.labels(*table, "removed").inc(result.num_removed_files)
-        self._bytes.labels(*table, "added").inc(result.num_target_bytes_added)
-        self._bytes.labels(*table, "removed").inc(result.num_target_bytes_removed)
+        for counter, labels, amount in self._amounts(result):
+            counter.labels(*table, *labels).inc(amount)
         self._tombstones.labels(*table).set(result.num_tombstones)
         self._oldest_tombstone.labels(*table).set(result.oldest_tombstone_ms / 1000)
+
+    def _amounts(self, result: MergeResult) -> Iterator[tuple[Counter, tuple[str, ...], float]]:
+        """Iterate over what a merge adds to the counters of its table, with their further labels."""
+        for phase in PHASES:
+            yield self._phases, (phase,), result.phase_ms.get(phase, 0) / 1000
+        yield self._source_rows, (), result.num_source_rows
+        yield self._rows, ("inserted",), result.num_target_rows_inserted
+        yield self._rows, ("updated",), result.num_target_rows_updated
+        yield self._rows, ("deleted",), result.num_target_rows_deleted
+        yield self._left_out, ("superseded",), result.num_superseded_rows
+        yield self._left_out, ("stale",), result.num_stale_rows
+        yield self._left_out, ("outdated",), result.num_outdated_rows
+        yield self._left_out, ("unchanged",), result.num_unchanged_rows
+        yield self._undecidable, (), result.num_undecidable_rows
+        yield self._unresolved, (), result.num_unresolved_rows
+        yield self._tied, (), result.num_tied_keys
+        yield self._quarantined, (), result.num_quarantined_rows
+        yield self._files, ("added",), result.num_added_files
+        yield self._files, ("removed",), result.num_removed_files
+        yield self._bytes, ("added",), result.num_target_bytes_added
+        yield self._bytes, ("removed",), result.num_target_bytes_removed
 
 
 class _Standing(Collector):

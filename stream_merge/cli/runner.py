@@ -7,13 +7,15 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.failures import Failure, describe
 from stream_merge.cli.newest import observe_newest
-from stream_merge.cli.pipeline import Pipeline
+from stream_merge.cli.pipeline import KafkaSource, Pipeline
 from stream_merge.cli.progress import Progress, State
+from stream_merge.cli.source_checks import find_missing_topics, find_topics, is_missing_topic
 from stream_merge.cli.sources import read_stream
 from stream_merge.cli.stopping import BatchGate, StopSignals
 
@@ -65,6 +67,7 @@ class Runner:
         self._on_failure = on_failure
         self._gate = BatchGate(merge)
         self._seen: tuple[int, str] | None = None
+        self._has_looked_for_topics = False
 
     def run(self) -> ExitCode:
         """Run until there is nothing more to do (`once`), a signal has come, or the query fails for good.
@@ -87,7 +90,7 @@ class Runner:
                 return self._run_query()
             except Exception as error:
                 logger.debug("the query failed", exc_info=error)
-                failure = describe(self._gate.failure or error)
+                failure = self._describe(self._gate.failure or error)
             self._progress.on_failure()
             self._on_failure()
             if self._gate.num_merged > merged_before:
@@ -99,6 +102,20 @@ class Runner:
             if not self._wait_for_retry(failure, delay):
                 return ExitCode.OK
             delay = min(LONGEST_DELAY, delay * 2)
+
+    def _describe(self, error: Exception) -> Failure:
+        failure = describe(error)
+        source = self._pipeline.source
+        if isinstance(source, KafkaSource) and not failure.is_retriable and is_missing_topic(error):
+            # Kafka's client does not name them.
+            missing = find_missing_topics(self._spark, source)
+            if missing:
+                sentence = (
+                    f"Kafka has no topic {', '.join(missing)} at {source.bootstrap_servers}: create it, or correct topics in "
+                    "[source]."
+                )
+                return replace(failure, sentence=sentence)
+        return failure
 
     def _exit_code(self, failure: Failure) -> ExitCode:
         # What was there when the pipeline started is no fault of its start.
@@ -125,8 +142,24 @@ class Runner:
             self._poll(query)
             if self._signals.received is not None:
                 return self._stop(query)
+            if self._seen is not None:
+                self._tell_of_no_topic()
         self._poll(query)
+        self._tell_of_no_topic()
         return ExitCode.OK
+
+    def _tell_of_no_topic(self) -> None:
+        """Say once that a pattern matches no topic yet, which may be waited for, and may be misspelt."""
+        source = self._pipeline.source
+        if self._has_looked_for_topics or self._gate.batch_id is not None or not isinstance(source, KafkaSource):
+            return
+        self._has_looked_for_topics = True
+        if source.topic_pattern is not None and find_topics(self._spark, source) == []:
+            logger.warning(
+                "no topic at %s matches %s, so there is nothing to merge; create one, or correct topic_pattern in [source]",
+                source.bootstrap_servers,
+                source.topic_pattern,
+            )
 
     def _start(self) -> StreamingQuery:
         settings = self._pipeline.pipeline

@@ -268,7 +268,7 @@ class JvmOutput:
         if no_broker is None or (self._warned_at is not None and now - self._warned_at < _SECONDS_BETWEEN_WARNINGS):
             return
         self._warned_at = now
-        logger.warning("no Kafka broker answers at %s; trying on", no_broker["address"])
+        logger.warning("no Kafka broker answers at %s; trying on", no_broker["address"].lstrip("/"))
 
 
 def explain_start_failure(lines: Sequence[str], packages: str, error: str) -> PipelineError:

@@ -77,6 +77,11 @@ def find_topics(spark: SparkSession, source: KafkaSource) -> list[str] | None:
     return None
 
 
+def find_missing_topics(spark: SparkSession, source: KafkaSource) -> list[str]:
+    """Return those of the source's topics that Kafka does not have; its client does not name them."""
+    return [topic for topic in source.topics if is_missing_topic(_read_error(spark, source, topic))]
+
+
 def _kafka_faults(spark: SparkSession, loaded: LoadedPipeline, source: KafkaSource) -> Iterator[Fault]:
     try:
         check_brokers(source)
@@ -96,10 +101,10 @@ def _kafka_faults(spark: SparkSession, loaded: LoadedPipeline, source: KafkaSour
 
 
 def _missing_topics(spark: SparkSession, loaded: LoadedPipeline, source: KafkaSource) -> Iterator[Fault]:
-    """Yield which of the topics are missing; Kafka's client does not name them."""
+    """Yield which of the topics are missing."""
     for place, topic in enumerate(source.topics):
-        error = _read_error(spark, source.model_copy(update={"topics": [topic]}))
-        if error is not None and is_missing_topic(error):
+        error = _read_error(spark, source, topic)
+        if is_missing_topic(error):
             yield loaded.fault(
                 ("source", "topics", place),
                 f"Kafka has no topic {topic} at {source.bootstrap_servers}; create it, or correct its name",
@@ -108,17 +113,17 @@ def _missing_topics(spark: SparkSession, loaded: LoadedPipeline, source: KafkaSo
             yield _kafka_fault(loaded, error)
 
 
-def _read_error(spark: SparkSession, source: KafkaSource) -> BaseException | None:
+def _read_error(spark: SparkSession, source: KafkaSource, topic: str) -> BaseException | None:
     try:
-        read_some(spark, source, 1).head(1)
+        read_some(spark, source.model_copy(update={"topics": [topic]}), 1).head(1)
     except JVM_ERRORS as error:
         return error
     return None
 
 
-def is_missing_topic(error: BaseException) -> bool:
+def is_missing_topic(error: BaseException | None) -> bool:
     """Tell whether a read failed since Kafka has no such topic."""
-    found = kafka_error(error)
+    found = kafka_error(error) if error is not None else None
     return found is not None and found[0] == "UnknownTopicOrPartitionException"
 
 

@@ -149,6 +149,24 @@ def find_table(pipeline: Pipeline, source: str) -> FoundTable | None:
     return None
 
 
+def known_targets(pipeline: Pipeline) -> list[str]:
+    """Return the targets that are known before the first rows come: all but those that a topic's name will say."""
+    topics = pipeline.source.topics if isinstance(pipeline.source, KafkaSource) else ()
+    found = [find_table(pipeline, topic) for topic in (topics if pipeline.pipeline.route_by is None else ())]
+    targets = [table.target for table in pipeline.tables if not _is_filled_by_name(table)]
+    targets += [table.target for table in found if table is not None and _is_filled_by_name(table.settings)]
+    known: dict[str, str] = {}
+    for target in targets:
+        # The first spelling of a path is that of the sink.
+        known.setdefault(table_key(target), target)
+    return list(known.values())
+
+
+def _is_filled_by_name(table: TableSettings) -> bool:
+    source = table.source or ""
+    return source.startswith(PATTERN_PREFIX) and bool(re.compile(source.removeprefix(PATTERN_PREFIX)).groupindex)
+
+
 @dataclass(slots=True)
 class Decoders:
     """The decoder of each source, made when its first rows come, and kept."""

@@ -125,7 +125,7 @@ def _check_keys(fields: Mapping[str, Field], keys: Sequence[str] | None) -> tupl
     if keys is None:
         raise ConfigError(["keys are not given; keys=[] says that the table has none"])
     names = (keys,) if isinstance(keys, str) else tuple(keys)
-    faults = [f"key {name!r} is not among the columns" for name in names if name not in fields]
+    faults = [f"key {name!r} is not among the columns {', '.join(fields)}" for name in names if name not in fields]
     if any(name.lower() == CHANGE_COL for name in fields):
         faults.append(f"a column is called {CHANGE_COL!r}, which is the name of the struct that describes a change")
     if faults:
@@ -199,6 +199,7 @@ def _decode_records(records: DataFrame, settings: Settings) -> DataFrame:
             ),
         }
     )
+    frame = frame.withColumn("meta_headers", F.expr(message.meta_headers_sql()))
     frame = frame.withColumn("layout", F.expr(message.layout_sql()))
     frame = frame.withColumns(
         {
@@ -245,7 +246,7 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
         # On the text, since Spark would move a condition on the parsed message to before the parsing, and parse twice.
         # A flattened row may have a column `op`, and others of these names; it has no object `message` with a prefix.
         conditions.append(
-            """NOT coalesce(value RLIKE '"op" *: *"m"'
+            """NOT coalesce(contains(value, '"m"') AND value RLIKE '"op" *: *"m"'
             AND coalesce(get_json_object(value, '$.op'), get_json_object(value, '$.payload.op')) = 'm'
             AND coalesce(get_json_object(value, '$.message.prefix'), get_json_object(value, '$.payload.message.prefix'))
                 IS NOT NULL, false)"""
@@ -259,5 +260,6 @@ def _key_sql(parsed: ParsedJson, name: str) -> str:
 
 def _is_malformed(json: str, parsed: str, *, or_null: bool = True) -> str:
     # Spark reads the first JSON and ignores what follows it.
-    bad = f"{parsed} IS NULL OR {parsed}.corrupt IS NOT NULL OR NOT endswith(trim(TRAILING {JSON_SPACE} FROM {json}), '}}')"
+    is_object = f"(endswith({json}, '}}') OR endswith(trim(TRAILING {JSON_SPACE} FROM {json}), '}}'))"
+    bad = f"{parsed} IS NULL OR {parsed}.corrupt IS NOT NULL OR NOT {is_object}"
     return f"coalesce({bad}, true)" if or_null else f"coalesce({json} IS NOT NULL AND ({bad}), false)"

@@ -37,8 +37,6 @@ def decimal_text(raw: str, field: Field, *, decimals: str) -> str:
 def decimal(raw: str, field: Field, data_type: T.DecimalType, *, decimals: str) -> str:
     """Return SQL for the value as DECIMAL, or NULL where it has more digits than the type, before or after the point."""
     cast = data_type.simpleString()
-    if decimals == "precise" and field.kind == "Decimal" and field.scale in (None, data_type.scale):
-        return f"try_cast({decimal_text(raw, field, decimals=decimals)} AS {cast})"
 
     def fitting(number: str) -> str:
         # A cast would round. In the wider type no digit of a number with an exponent is lost either.
@@ -50,7 +48,14 @@ def decimal(raw: str, field: Field, data_type: T.DecimalType, *, decimals: str) 
             f"WHEN {fraction} <= {data_type.scale} THEN try_cast({number} AS {cast}) END"
         )
 
-    return let(decimal_text(raw, field, decimals=decimals), fitting)
+    is_precise = field.kind == "Decimal" or (field.kind != "VariableScaleDecimal" and decimals == "precise")
+    if not is_precise or field.scale not in (None, data_type.scale):
+        return let(decimal_text(raw, field, decimals=decimals), fitting)
+    # It has no more digits after the point than the type.
+    number = f"try_cast(concat({_unscaled(raw)}, 'E-{data_type.scale}') AS {cast})"
+    if field.kind == "Decimal":
+        return number
+    return f"CASE WHEN {raw} LIKE '{{%' THEN {let(_variable(raw), fitting)} ELSE {number} END"
 
 
 def plain_text(number: str) -> str:

@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge.debezium.spelling import text
+from stream_merge.debezium.spelling import lambda_name, text
 
 POSITION_FIELDS = (
     "lsn",
@@ -109,7 +109,7 @@ def meta_names(prefix: str) -> list[str]:
 
 def header(headers: str, name: str) -> str:
     """Return SQL for the text of a record's header."""
-    return f"CAST(get(filter({headers}, header -> header.key = {text(name)}), 0).value AS STRING)"
+    return _header_value(headers, text(name))
 
 
 def first_known(values: Iterable[str]) -> str:
@@ -120,7 +120,7 @@ def first_known(values: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """SQL for the parts of a message, over the columns `body`, `headers` and `offset`.
+    """SQL for the parts of a message, over the columns `body`, `headers`, `meta_headers` and `offset`.
 
     Attributes:
         parsed: The message's fields.
@@ -136,12 +136,22 @@ class Message:
     meta_prefix: str
     has_headers: bool
 
+    def meta_headers_sql(self) -> str:
+        """Return SQL for what the flattening has put into headers: an array in the order of `meta_names`, NULL of an envelope."""
+        if not (self.has_headers and self._has_flattened):
+            return "CAST(NULL AS ARRAY<STRING>)"
+        name = lambda_name()
+        values = (
+            f"transform(array({', '.join(map(text, self._meta_names))}), {name} -> {_header_value('headers', name)})"
+        )
+        return f"CASE WHEN NOT ({self._is_envelope}) THEN {values} END" if self._has_envelope else values
+
     def layout_sql(self) -> str:
         """Return SQL for the layout: "envelope", "flattened", or NULL if it is neither."""
         if self.layout is not None:
             condition = f"{self._field('op')} IS NOT NULL" if self.layout == "envelope" else "body IS NOT NULL"
             return f"CASE WHEN {condition} THEN {text(self.layout)} END"
-        is_envelope = f"{self._field('op')} IS NOT NULL AND {self._field('source')} IS NOT NULL"
+        is_envelope = self._is_envelope
         if not self._has_flattened:
             return f"CASE WHEN {is_envelope} THEN 'envelope' END"
         is_flattened = f"{first_known([*self._meta('op'), *self._meta('deleted')])} IS NOT NULL"
@@ -168,13 +178,27 @@ class Message:
 
     def position_sql(self) -> str:
         """Return SQL for a struct of the fields that tell a change's place in the source's log, as text."""
-        pairs = []
+        of_envelope, of_flattened = {}, {}
         for position, name in enumerate(POSITION_FIELDS):
-            of_envelope = f"{self._field('source')}.f{position}" if self._has_envelope else "NULL"
-            pairs.append(f"'{name}', {self._by_layout(of_envelope, first_known(self._meta(name)))}")
-        order = f"{self._field('transaction')}.f0" if self._has_envelope else "NULL"
-        pairs.append(f"'total_order', {self._by_layout(order, first_known(self._meta('transaction_total_order')))}")
-        return f"named_struct({', '.join(pairs)})"
+            of_envelope[name] = f"{self._field('source')}.f{position}" if self._has_envelope else "NULL"
+            of_flattened[name] = first_known(self._meta(name))
+        of_envelope["total_order"] = f"{self._field('transaction')}.f0" if self._has_envelope else "NULL"
+        of_flattened["total_order"] = first_known(self._meta("transaction_total_order"))
+        # One condition, not one for each of the fields: the code is generated for each micro-batch.
+        return self._by_layout(
+            *(
+                f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in fields.items())})"
+                for fields in (of_envelope, of_flattened)
+            )
+        )
+
+    @property
+    def _is_envelope(self) -> str:
+        return f"{self._field('op')} IS NOT NULL AND {self._field('source')} IS NOT NULL"
+
+    @property
+    def _meta_names(self) -> list[str]:
+        return meta_names(self.meta_prefix)
 
     @property
     def _has_envelope(self) -> bool:
@@ -190,7 +214,8 @@ class Message:
     def _meta(self, name: str) -> list[str]:
         names = [f"{self.meta_prefix}{name}", f"{self.meta_prefix}source_{name}"]
         found = [self._field(full) for full in names if full in self.parsed.names]
-        return [*found, *(header("headers", full) for full in names if self.has_headers)]
+        known = self._meta_names if self.has_headers else []
+        return [*found, *(f"get(meta_headers, {known.index(full)})" for full in names if full in known)]
 
     def _by_layout(self, of_envelope: str, of_flattened: str) -> str:
         if self.layout == "envelope" or not self._has_flattened:
@@ -238,6 +263,10 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
         f"named_struct('phase', {phase}, 'position', CAST({major} AS BIGINT), 'part', {minor}, "
         f"'event', {event}, 'half', {half})"
     )
+
+
+def _header_value(headers: str, name: str) -> str:
+    return f"CAST(get(filter({headers}, header -> header.key = {name}), 0).value AS STRING)"
 
 
 def _positional(data_type: T.DataType) -> T.DataType:

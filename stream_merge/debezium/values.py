@@ -60,6 +60,8 @@ def _integer(raw: str, field: Field, handling: Handling) -> str:
 
 def _floating(raw: str, field: Field, handling: Handling) -> str:
     number = f"trim(BOTH '\"' FROM {raw})"  # JSON's bare NaN comes in quotes
+    if handling.decimals == "string":
+        number = f"CASE {raw} WHEN 'POSITIVE_INFINITY' THEN 'Infinity' WHEN 'NEGATIVE_INFINITY' THEN '-Infinity' ELSE {number} END"
     if field.kind in ("Decimal", "VariableScaleDecimal"):
         number = decimal_text(raw, field, decimals=handling.decimals)
     return f"try_cast({number} AS {field.data_type.simpleString()})"

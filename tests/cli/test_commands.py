@@ -1,8 +1,17 @@
 """The command as users run it: processes of their own with a Spark each. Few, since each takes some twenty seconds."""
 
+import fcntl
 import json
+import os
+import pty
 import re
 import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -65,6 +74,86 @@ quarantine = "./lake/rejected_items"
 expect = {{ "in time" = "NOT (id = {SLOW} AND java_method('java.lang.Thread', 'sleep', 300000L) IS NULL)" }}
 """
 """A table that takes minutes for one row."""
+
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Makes standard input the terminal of the session, whose Ctrl-C is then a signal, before the program begins."""
+
+
+class Terminal:
+    """The command on a terminal of its own, and what it has written there."""
+
+    def __init__(self, arguments, folder):
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", IN_TERMINAL, sys.executable, "-m", "stream_merge.cli", *arguments],
+            cwd=folder,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**environ, "TERM": "xterm-256color"},
+        )
+        os.close(slave)
+        self._written = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        while True:
+            try:
+                part = os.read(self._master, 65536)
+            except OSError:
+                # Linux tells so that nobody has the terminal open any more.
+                part = b""
+            if not part:
+                return
+            self._written += part
+
+    @property
+    def text(self):
+        return self._written.decode(errors="replace")
+
+    def type(self, text):
+        os.write(self._master, text.encode())
+
+    def wait_for(self, text):
+        until = time.monotonic() + 400
+        while text not in self.text:
+            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text}"
+            assert time.monotonic() < until, f"no {text!r} in: {self.text}"
+            time.sleep(0.1)
+
+    def wait(self):
+        exit_code = self.process.wait(120)
+        self._reader.join(60)
+        return exit_code
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(60)
+        os.close(self._master)
+
+
+@pytest.fixture
+def start_in_terminal(tmp_path):
+    """Return a function that starts the command on a terminal; what still runs at the end is killed."""
+    terminals = []
+
+    def start(*arguments):
+        terminals.append(Terminal(arguments, tmp_path))
+        return terminals[-1]
+
+    yield start
+    for terminal in terminals:
+        terminal.close()
 
 
 @pytest.fixture
@@ -188,6 +277,7 @@ def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, wr
         served = answer.read().decode()
     assert 'stream_merge_up{pipeline="shop"} 1.0' in served
     assert 'stream_merge_rows_total{change="inserted",pipeline="shop",table="./lake/orders"} 1.0' in served
+    assert 'stream_merge_quarantined_rows_total{pipeline="shop",table="./lake/items"} 0.0' in served
     land("2.json", ("shop.orders", {"id": 2, "name": "b", "at": 2}), ("shop.items", {"id": SLOW, "qty": 1}))
     running.wait_for("./lake/orders: batch 1, version")
     running.signal(signal.SIGINT)
@@ -207,6 +297,63 @@ def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, wr
     assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
 
 
+def test_a_batch_that_hangs_is_cut_off(start_command, land, write_pipeline, read_rows, tmp_path):
+    """SIGTERM waits for `stop_timeout`; what hangs then is merged when the pipeline is started again."""
+    write_pipeline(pipeline="stop_timeout = 3")
+    file = tmp_path / "pipeline.toml"
+    file.write_text(file.read_text() + SLOW_ITEMS)
+    land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}), ("shop.items", {"id": SLOW, "qty": 1}))
+    hanging = start_command("run", "pipeline.toml")
+    hanging.wait_for("./lake/orders: batch 0, version")
+    hanging.signal(signal.SIGTERM)
+    assert hanging.wait(120) == 143, hanging.stderr
+    # The table that was cut off may still come to say so.
+    lines = [line for line in sentences(hanging) if not line.startswith("ERROR router: batch 0: shop.items")]
+    assert lines[lines.index("INFO stopping on SIGTERM: after batch 0") :] == [
+        "INFO stopping on SIGTERM: after batch 0",
+        "WARNING batch 0 has not ended within stop_timeout = 3 seconds and is cut off; what of it is merged is not merged again",
+        "INFO ended: a signal cut the running micro-batch off",
+    ]
+    assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == []
+    file.write_text(file.read_text().replace(f"id = {SLOW}", "false"))
+    again = start_command("run", "pipeline.toml", "--once")
+    assert again.wait() == 0, again.stderr
+    merged = [re.sub(r", version.*", "", line) for line in sentences(again) if "./lake/" in line]
+    assert sorted(merged) == [
+        "INFO ./lake/items: batch 0",
+        "INFO ./lake/orders: batch 0 skipped: the table has it already",
+    ]
+    assert rows(read_rows, tmp_path / "lake/orders", "id", "name") == [(1, "a")]
+    assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
+
+
+def test_on_a_terminal(start_in_terminal, land, write_pipeline, read_rows, tmp_path):
+    """Every table is shown while a batch runs, Ctrl-C lets it finish, and the terminal is left as it was."""
+    write_pipeline()
+    file = tmp_path / "pipeline.toml"
+    slowly = SLOW_ITEMS.replace("300000L", "8000L")
+    file.write_text(file.read_text() + slowly)
+    orders = [("shop.orders", {"id": number, "name": f"n{number}", "at": number}) for number in range(23)]
+    land("1.json", *orders, ("shop.items", {"id": SLOW, "qty": 1}))
+    terminal = start_in_terminal("run", "pipeline.toml")
+    terminal.wait_for("./lake/orders")
+    assert "./lake/items" not in terminal.text, "its batch is still running"
+    terminal.type("\x03")
+    terminal.wait_for("stopping: after batch 0; Ctrl-C again stops at once")
+    assert terminal.wait() == 0, terminal.text
+    assert terminal.text.rindex("\x1b[?25l") < terminal.text.rindex("\x1b[?25h"), "the cursor is there again"
+    shown = ESCAPES.sub("", terminal.text)
+    headline, *left = shown[shown.rindex("shop  ended") :].splitlines()
+    assert " · batch 0 · " in headline
+    # Behind batch, version and the time that it took: inserts, updates, deletes.
+    assert [(cells[0], cells[1], cells[5:8]) for cells in map(str.split, left[1:3])] == [
+        ("./lake/items", "0", ["1", "0", "0"]),
+        ("./lake/orders", "0", ["23", "0", "0"]),
+    ]
+    assert sorted(rows(read_rows, tmp_path / "lake/orders", "id")) == [(number,) for number in range(23)]
+    assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
+
+
 def test_wrong_turns_are_a_sentence_each(start_command, land, write_pipeline, tmp_path):
     """Packages that cannot be fetched, a table without its column, a table that does not exist."""
     land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))
@@ -222,7 +369,7 @@ def test_wrong_turns_are_a_sentence_each(start_command, land, write_pipeline, tm
     text = (tmp_path / "pipeline.toml").read_text()
     (tmp_path / "pipeline.toml").write_text(text.replace('sequence_by = "at"', 'sequence_by = "moment"'))
     column = start_command("run", "pipeline.toml", "--once")
-    assert column.wait() == 1
+    assert column.wait() == 2
     assert "moment" in column.stderr.splitlines()[-1]
     assert "Traceback" not in column.stderr
     assert "\tat " not in column.stderr

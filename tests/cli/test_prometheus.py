@@ -124,6 +124,25 @@ def test_a_pipeline_that_retries_is_not_up(metrics):
         }
 
 
+def test_counters_are_there_before_the_first_batch(metrics, make_result):
+    """Else what a first micro-batch sets aside would be no increase."""
+    _, counted = metrics
+    counted.expect(["./s3cret/orders", "./lake/items"])
+    name = 'stream_merge_quarantined_rows_total{pipeline="shop",table="./***/orders"}'
+    with Endpoint(counted, "127.0.0.1", 0) as endpoint:
+        before = scrape(endpoint.port)
+        counted.on_result(make_result("./s3cret/orders", num_quarantined_rows=3, phase_ms={"source": 20}))
+        after = scrape(endpoint.port)
+    assert set(before.values()) == {"0.0"}
+    assert (before[name], after[name]) == ("0.0", "3.0")
+    assert before[name.replace("***/orders", "lake/items")] == "0.0"
+    appeared = {name.partition("{")[0] for name in set(after) - set(before)}
+    assert {name for name in appeared if not name.startswith("stream_merge_batch_seconds")} == {
+        "stream_merge_tombstones",
+        "stream_merge_oldest_tombstone_seconds",
+    }
+
+
 def test_a_port_that_is_taken_is_told_in_a_sentence(metrics):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

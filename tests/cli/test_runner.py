@@ -16,11 +16,14 @@ from stream_merge.cli.progress import Progress, State
 from stream_merge.cli.stopping import BatchGate, StopNow, StoppedError, StopSignals
 from stream_merge.errors import (
     CommitConflictError,
+    ConfigError,
     MergeExecutionError,
     NullKeyError,
     RouterError,
     SchemaMismatchError,
     TargetNotFoundError,
+    UnknownSourceError,
+    UnresolvedColumnError,
 )
 
 FILES_SCHEMA = "id BIGINT, name STRING"
@@ -113,6 +116,33 @@ def test_what_would_fail_again_is_not_retried(text, begins, exit_code):
 def test_a_table_that_is_missing_keeps_the_pipeline_from_starting():
     failure = describe(TargetNotFoundError("./lake/orders: there is no Delta table"))
     assert (failure.is_retriable, failure.exit_code) == (False, ExitCode.CANNOT_START)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "exit_code"),
+    [
+        (
+            TargetNotFoundError("./t is not a Delta table. Create it first, or set create_if_missing=True."),
+            "./t is not a Delta table. Create it first, or set create_if_missing = true for this table.",
+            ExitCode.CANNOT_START,
+        ),
+        (
+            UnknownSourceError("router: batch 0", {"visits": 2, None: 1}),
+            "No table takes 'visits' (2 row(s)), NULL (1 row(s)), so nothing of this micro-batch was merged: add a [[tables]] with "
+            'this source, or set unknown = "ignore" in [pipeline].',
+            ExitCode.FAILED,
+        ),
+        (
+            RouterError("router: batch 0", {"orders": ConfigError(["key 'x' is not among the columns id"])}, ["..."]),
+            "orders: key 'x' is not among the columns id. Correct the pipeline file.",
+            ExitCode.USAGE,
+        ),
+        (UnresolvedColumnError("./t: keys names x."), "./t: keys names x.", ExitCode.USAGE),
+    ],
+)
+def test_errors_of_the_library_are_told_in_the_words_of_the_file(error, sentence, exit_code):
+    failure = describe(error)
+    assert (failure.sentence, failure.exit_code, failure.is_retriable) == (sentence, exit_code, False)
 
 
 def test_rows_that_speak_of_storage_are_no_failure_of_storage():

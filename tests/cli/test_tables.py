@@ -7,7 +7,7 @@ import pytest
 from stream_merge import MergeRouter
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.sources import check_brokers, file_schema, kafka_options, keeps_corrupt_records
-from stream_merge.cli.tables import build_sink, find_table, make_sink, make_sinks, sink_options
+from stream_merge.cli.tables import build_sink, find_table, known_targets, make_sink, make_sinks, sink_options
 from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
 
 FILES = {"format": "files", "path": "./landing", "schema": "id BIGINT, name STRING"}
@@ -211,3 +211,19 @@ def test_a_broker_that_is_not_there_is_told_without_spark(make_pipeline):
     )
     assert caught.value.exit_code is ExitCode.CANNOT_START
     check_brokers(make_pipeline(FILES).source)
+
+
+def test_targets_that_are_known_before_the_first_rows(make_pipeline):
+    assert known_targets(make_pipeline(FILES)) == ["./lake/orders"]
+    tables = [
+        {"source": "orders", "target": "./lake/orders", "keys": ["id"]},
+        {"source": "old_orders", "target": "lake/orders/", "keys": ["id"]},
+        {"source": "re:log_.*", "target": "./lake/log", "keys": ["id"]},
+        {"source": r"re:shop\.(?P<table>\w+)", "target": "./lake/{table}", "keys": ["id"]},
+    ]
+    topics = {"topics": ["shop.lines", "shop.orders", "orders", "other"]}
+    assert known_targets(make_pipeline({**KAFKA, **topics}, *tables)) == ["./lake/orders", "./lake/log", "./lake/lines"]
+    pattern = {"format": "kafka", "bootstrap_servers": "localhost:9092", "topic_pattern": ".*"}
+    assert known_targets(make_pipeline(pattern, *tables)) == ["./lake/orders", "./lake/log"]
+    by_column = make_pipeline({**KAFKA, **topics}, *tables, pipeline={"route_by": "kind"})
+    assert known_targets(by_column) == ["./lake/orders", "./lake/log"]

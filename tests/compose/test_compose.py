@@ -34,7 +34,18 @@ IMAGES = re.findall(r"^    image: (.*)$", COMPOSE_FILE, re.M)
 def expressions() -> list[str]:
     """Return every PromQL expression of the dashboard, those of its variables included."""
     panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
-    return panels + [variable["definition"] for variable in DASHBOARD["templating"]["list"]]
+    variables = DASHBOARD["templating"]["list"]
+    return panels + [variable["definition"] for variable in variables if variable["type"] == "query"]
+
+
+def data_sources(part: object) -> set[str]:
+    """Return every data source that a part of the dashboard names, at any depth."""
+    if isinstance(part, list):
+        return set().union(*map(data_sources, part))
+    if not isinstance(part, dict):
+        return set()
+    own = {json.dumps(part["datasource"])} if "datasource" in part else set()
+    return own.union(*map(data_sources, part.values()))
 
 
 def metrics_in(text: str) -> set[str]:
@@ -236,11 +247,24 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own():
         taken |= cells
 
 
-def test_panels_ask_the_provisioned_source():
+def test_everything_asks_the_source_that_is_chosen_in_the_dashboard():
+    """In another Grafana the source has another uid."""
+    assert data_sources(DASHBOARD) == {'{"type": "prometheus", "uid": "${datasource}"}'}
+    chosen = DASHBOARD["templating"]["list"][0]
+    assert (chosen["name"], chosen["type"], chosen["query"]) == ("datasource", "datasource", "prometheus")
+    asking = [target for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+    assert all("datasource" in target for target in asking)
+    assert len(asking) > 20
+
+
+def test_the_provisioned_source_is_the_only_choice_in_the_containers():
     provisioned = (COMPOSE / "grafana/provisioning/datasources/prometheus.yml").read_text()
-    assert re.findall(r"^    (?:uid|url): (.*)$", provisioned, re.M) == ["prometheus", "http://prometheus:9090"]
-    asked = {json.dumps(target["datasource"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", [])}
-    assert asked == {'{"type": "prometheus", "uid": "prometheus"}'}
+    assert re.findall(r"^    (?:type|url|isDefault): (.*)$", provisioned, re.M) == [
+        "prometheus",
+        "http://prometheus:9090",
+        "true",
+    ]
+    assert provisioned.count("- name: ") == 1
 
 
 def test_grafana_finds_the_dashboard():

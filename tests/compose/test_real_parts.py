@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ import pytest
 from stream_merge.cli.status import read_status
 from tests.end_to_end.pipeline_process import SPARK_CONF, command
 from tests.services.connect import Connect
+from tests.services.containers import Containers, compose_image
+from tests.services.fixtures import connect_of
 from tests.services.kafka import Kafka
 from tests.services.postgres import Database, Postgres
 from tests.services.processes import Unavailable
@@ -38,6 +40,14 @@ COLUMNS = {
     "orders": "order_id, customer_id, status",
     "order_items": "order_id, line_no, sku, quantity, price",
 }
+
+
+@pytest.fixture(scope="module")
+def connect(service_logs: Path, containers: Containers, postgres: Postgres, kafka: Kafka) -> Generator[Connect]:
+    """Return a Kafka Connect with the version of Debezium that the containers have, which is older than that of the other tests."""
+    yield from connect_of(
+        service_logs, containers, postgres, kafka, debezium=compose_image("connect").rpartition(":")[2]
+    )
 
 
 @pytest.fixture

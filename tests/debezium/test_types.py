@@ -69,6 +69,9 @@ def test_decimals_as_text_or_as_doubles_are_numbers(spark):
         ("STRING", "NAN", "NAN"),
         ("DECIMAL(10, 2)", "1E+2", Decimal("100.00")),
         ("DOUBLE", "NAN", pytest.approx(float("nan"), nan_ok=True)),
+        ("DOUBLE", "POSITIVE_INFINITY", inf),
+        ("FLOAT", "NEGATIVE_INFINITY", -inf),
+        ("STRING", "POSITIVE_INFINITY", "POSITIVE_INFINITY"),
         decimals="string",
     )
     check(spark, ("DECIMAL(10, 5)", 1e-5, Decimal("0.00001")), ("DOUBLE", 1.1, 1.1), decimals="double")
@@ -83,7 +86,15 @@ def test_a_decimal_that_would_be_rounded_is_an_error_and_not_another_number(spar
         ("DECIMAL(12, 2)", "12.50"),  # of a connector in string mode, which the options do not say
         (Field("BIGINT", "Decimal"), base64_of(2**63)),
     )
-    check_misfits(spark, ("DECIMAL(10, 2)", "12.555"), ("DECIMAL(10, 2)", "NAN"), decimals="string")
+    check_misfits(
+        spark,
+        ("DECIMAL(10, 2)", "12.555"),
+        ("DECIMAL(10, 2)", "NAN"),
+        ("DECIMAL(10, 2)", "POSITIVE_INFINITY"),
+        ("BIGINT", "NEGATIVE_INFINITY"),
+        decimals="string",
+    )
+    check_misfits(spark, ("DECIMAL(10, 2)", "Infinity"), ("DECIMAL(10, 2)", "-Infinity"), decimals="double")
     check_misfits(spark, ("DECIMAL(10, 4)", 1e-5), ("DECIMAL(10, 2)", 1e300), decimals="double")
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.end_to_end.pipeline_process import SPARK_CONF, command
 from tests.services.kafka import Kafka
-from tests.services.processes import Process, Unavailable
-from tests.services.spark_packages import kafka_conf
+from tests.services.processes import Process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,78 +20,13 @@ pytestmark = pytest.mark.slow
 SECONDS = 240
 """For the start of the command and a first merge, on a machine that has other things to do."""
 
-PIPELINE = """\
-[pipeline]
-name = "shop"
-checkpoint = "./checkpoint"
-trigger = "0 seconds"
 
-[source]
-format = "kafka"
-bootstrap_servers = {bootstrap_servers}
-{topics}
-
-[decode]
-format = "json"
-
-[[tables]]
-source = 're:{prefix}[.](?P<table>\\w+)'
-target = "./lake/{{table}}"
-keys = ["id"]
-columns = "id BIGINT, qty INT"
-
-[spark]
-master = "local[2]"
-
-[spark.conf]
-{conf}
+IMPATIENT = """
+[source.options]
+"kafka.default.api.timeout.ms" = "3000"
+"kafka.request.timeout.ms" = "3000"
 """
-
-
-@pytest.fixture
-def prefix(kafka: Kafka) -> Iterator[str]:
-    """Return the prefix of the test's topics, which are deleted in the end."""
-    name = f"shop-{uuid.uuid4().hex[:8]}"
-    yield name
-    kafka.delete_topics(*[topic for topic in kafka.topics() if topic.startswith(name)])
-
-
-@pytest.fixture
-def write_pipeline(tmp_path: Path, kafka: Kafka, prefix: str) -> Callable[[str], None]:
-    """Return a function that writes the pipeline of some topics."""
-    try:
-        conf = kafka_conf()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-
-    def write(topics: str) -> None:
-        text = PIPELINE.format(
-            bootstrap_servers=json.dumps(kafka.bootstrap_servers),
-            topics=topics,
-            prefix=prefix,
-            conf="\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in {**SPARK_CONF, **conf}.items()),
-        )
-        (tmp_path / "pipeline.toml").write_text(text)
-
-    return write
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Return a function that starts the command in the test's folder; what still runs in the end is killed."""
-    started: list[Process] = []
-
-    def start_command(*arguments: str) -> Process:
-        log = tmp_path / f"{len(started)}.log"
-        environ = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
-        process = Process("stream-merge", command(*arguments), log=log, environ=environ, directory=tmp_path)
-        started.append(process)
-        process.start()
-        return process
-
-    yield start_command
-    for process in started:
-        process.kill()
+"""A broker that does not answer ends the query within seconds instead of minutes."""
 
 
 def printed(process: Process) -> str:
@@ -110,6 +39,19 @@ def rows(spark: SparkSession, path: Path) -> list[tuple[int, int]]:
 
 def send(kafka: Kafka, topic: str, *changes: tuple[int, int]) -> None:
     kafka.send(topic, [(str(key).encode(), json.dumps({"id": key, "qty": qty}).encode()) for key, qty in changes])
+
+
+def merged_rows(spark: SparkSession, path: Path) -> list[int]:
+    """Return the number of the source's rows of each commit."""
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
+    return [int(commit["operationMetrics"].get("numSourceRows", 0)) for commit in history]
+
+
+def is_up(process: Process) -> float:
+    """Return the gauge `stream_merge_up`, as Prometheus gets it."""
+    address = printed(process).split("metrics for Prometheus at ")[1].split()[0]
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return float(answer.read().decode().split('\nstream_merge_up{pipeline="shop"} ')[1].split()[0])
 
 
 def test_validate_tells_topics_that_are_not_there(kafka: Kafka, prefix: str, write_pipeline, start):
@@ -132,7 +74,7 @@ def test_validate_tells_topics_that_are_not_there(kafka: Kafka, prefix: str, wri
 
 def test_nothing_is_lost_or_skipped(spark: SparkSession, kafka: Kafka, prefix: str, write_pipeline, start, tmp_path):
     """A topic comes later, the broker is away for longer than a request waits, and then drops records that nobody has read."""
-    write_pipeline(f"topic_pattern = '{prefix}[.].*'")
+    write_pipeline(f"topic_pattern = '{prefix}[.].*'\n{IMPATIENT}")
     orders, items = f"{prefix}.orders", f"{prefix}.items"
     kafka.create_topic(orders)
     send(kafka, orders, (1, 10), (2, 20))
@@ -145,16 +87,32 @@ def test_nothing_is_lost_or_skipped(spark: SparkSession, kafka: Kafka, prefix: s
     send(kafka, items, (7, 70))
     running.wait_until("the new topic's table", lambda: "./lake/items: batch" in printed(running), timeout=SECONDS)
 
+    assert is_up(running) == 1
     if kafka.server is not None:
         kafka.server.stop()
-        time.sleep(20)
-        kafka.server.start()
+        try:
+            running.wait_until("a retry", lambda: "Next attempt in 2 seconds" in printed(running), timeout=SECONDS)
+            assert is_up(running) == 0
+        finally:
+            kafka.server.start()
+        lines = [line.split(" ", 2)[2] for line in printed(running).splitlines()]
+        assert f"WARNING no Kafka broker answers at {kafka.bootstrap_servers}; trying on" in lines
+        failures = [line for line in lines if line.startswith("WARNING Kafka does not answer: ")]
+        assert [line.rsplit(". ", 1)[1] for line in failures[:2]] == [
+            "Next attempt in 1 seconds.",
+            "Next attempt in 2 seconds.",
+        ]
     send(kafka, orders, (2, 21), (3, 30))
     running.wait_until("a merge after it", lambda: printed(running).count("./lake/orders: batch") > 1, timeout=SECONDS)
+    # The query tells of a micro-batch after its merge.
+    running.wait_until("the gauge", lambda: is_up(running) == 1, timeout=SECONDS)
     assert running.stop(timeout=SECONDS) == 0, printed(running)
     merged = [(1, 10), (2, 21), (3, 30)]
     assert rows(spark, tmp_path / "lake/orders") == merged
     assert rows(spark, tmp_path / "lake/items") == [(7, 70)]
+    # Each record once: a change that is merged twice leaves the same rows.
+    assert sum(merged_rows(spark, tmp_path / "lake/orders")) == 4
+    assert sum(merged_rows(spark, tmp_path / "lake/items")) == 1
 
     send(kafka, orders, (4, 40), (5, 50))
     kafka.delete_records(orders, {0: 5})
@@ -165,3 +123,28 @@ def test_nothing_is_lost_or_skipped(spark: SparkSession, kafka: Kafka, prefix: s
     assert "Kafka has dropped records before the pipeline read them" in last
     assert "Traceback" not in printed(refused)
     assert rows(spark, tmp_path / "lake/orders") == merged
+
+
+def test_a_topic_that_no_table_takes(spark: SparkSession, kafka: Kafka, prefix: str, write_pipeline, start, tmp_path):
+    """It ends the pipeline before anything is merged; where the file says so, its rows are left out with a warning."""
+    orders, visits = f"{prefix}.orders", f"{prefix}-visits"
+    for topic in (orders, visits):
+        kafka.create_topic(topic)
+        send(kafka, topic, (1, 10), (2, 20))
+    write_pipeline(f"topic_pattern = '{prefix}.*'")
+    refused = start("run", "pipeline.toml", "--once")
+    assert refused.wait(timeout=SECONDS) == 1, printed(refused)
+    assert printed(refused).splitlines()[-1] == (
+        f"No table takes '{visits}' (2 row(s)), so nothing of this micro-batch was merged: add a [[tables]] with this source, or "
+        'set unknown = "ignore" in [pipeline].'
+    )
+    assert "Traceback" not in printed(refused)
+    assert not (tmp_path / "lake").exists()
+
+    write_pipeline(f"topic_pattern = '{prefix}.*'", pipeline='unknown = "ignore"')
+    ignoring = start("run", "pipeline.toml", "--once")
+    assert ignoring.wait(timeout=SECONDS) == 0, printed(ignoring)
+    warnings = [line.split(" ", 2)[2] for line in printed(ignoring).splitlines() if "WARNING" in line]
+    assert warnings == [f"WARNING router: batch 0: no sink for '{visits}' (2 row(s)); left out"]
+    assert rows(spark, tmp_path / "lake/orders") == [(1, 10), (2, 20)]
+    assert [path.name for path in (tmp_path / "lake").iterdir()] == ["orders"]

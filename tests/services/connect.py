@@ -25,7 +25,6 @@ CONNECT_COORDINATES = (
     f"org.apache.kafka:connect-json:{CONNECT_VERSION}",
     "org.slf4j:slf4j-simple:1.7.36",
 )
-DEBEZIUM_COORDINATES = (f"io.debezium:debezium-connector-postgres:{DEBEZIUM_VERSION}",)
 START_SECONDS = 120
 REQUEST_SECONDS = 30
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -148,14 +147,20 @@ class LocalConnect(LocalServer):
 
     START_SECONDS = START_SECONDS
 
-    def __init__(self, kafka: Kafka, *, log: Path) -> None:
+    def __init__(self, kafka: Kafka, *, log: Path, debezium: str = DEBEZIUM_VERSION) -> None:
         """Write the worker's configuration.
+
+        Args:
+            kafka: Where its topics are.
+            log: Where to write what it says.
+            debezium: Version of the connector.
 
         Raises:
             Unavailable: Java or the jars cannot be had.
         """
         program = java()
-        jars, plugin = copy_jars("connect", CONNECT_COORDINATES), copy_jars("debezium-postgres", DEBEZIUM_COORDINATES)
+        jars = copy_jars("connect", CONNECT_COORDINATES)
+        plugin = copy_jars("debezium-postgres", [f"io.debezium:debezium-connector-postgres:{debezium}"])
         [self.port] = free_ports(1)
         self.folder = Path(tempfile.mkdtemp(prefix="stream_merge-connect-"))
         properties = self.folder / "worker.properties"

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.services.connect import Connect, LocalConnect
+from tests.services.connect import DEBEZIUM_VERSION, Connect, LocalConnect
 from tests.services.containers import Containers
 from tests.services.kafka import Kafka, LocalKafka
 from tests.services.postgres import LocalPostgres, Postgres
@@ -102,6 +102,13 @@ def kafka(service_logs: Path, containers: Containers) -> Generator[Kafka]:
 @pytest.fixture(scope="session")
 def connect(service_logs: Path, containers: Containers, postgres: Postgres, kafka: Kafka) -> Generator[Connect]:
     """Return a Kafka Connect that has Debezium's connector for PostgreSQL."""
+    yield from connect_of(service_logs, containers, postgres, kafka)
+
+
+def connect_of(
+    service_logs: Path, containers: Containers, postgres: Postgres, kafka: Kafka, *, debezium: str = DEBEZIUM_VERSION
+) -> Generator[Connect]:
+    """Yield a Kafka Connect that has Debezium's connector for PostgreSQL, as a process in this version."""
 
     def given() -> Iterator[Connect]:
         found = Connect(address("CONNECT"), is_inside=postgres.inside is not None)
@@ -118,7 +125,7 @@ def connect(service_logs: Path, containers: Containers, postgres: Postgres, kafk
             server.close()
 
     def as_process() -> Iterator[Connect]:
-        server = LocalConnect(kafka, log=service_logs / "connect.log")
+        server = LocalConnect(kafka, log=service_logs / f"connect-{debezium}.log", debezium=debezium)
         try:
             server.start()
             yield server.connect()

@@ -6,6 +6,7 @@ import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,93 @@ def test_any_split_repetition_and_order_gives_the_fold(
     check()
 
 
+@dataclass(frozen=True, slots=True)
+class TiedLog:
+    """Batches of changes of which many have the same sequence, but in one batch no two of one key."""
+
+    batches: list[list[tuple[Any, ...]]]
+
+    def fold(self) -> list[tuple[Any, ...]]:
+        """Return the rows that the changes give in the order of their sequence; of one sequence, in that of their batches."""
+        rows: dict[Any, tuple[Any, ...]] = {}
+        changes = [(change[3], number, change) for number, batch in enumerate(self.batches) for change in batch]
+        for seq, _, (key, part, value, _, op) in sorted(changes, key=lambda each: each[:2]):
+            rows.pop((key, part), None)
+            if op == "u":
+                rows[key, part] = (key, part, value, seq)
+        return sorted(rows.values(), key=repr)
+
+    def fold_without_tombstones(self) -> list[tuple[Any, ...]]:
+        """Return the rows when a change is compared with the row alone: after a delete, any change brings it back."""
+        rows: dict[Any, tuple[Any, ...]] = {}
+        for batch in self.batches:
+            newest = {change[:2]: change for change in sorted(batch, key=lambda change: change[3])}
+            for key, (*row, op) in newest.items():
+                if key in rows and row[3] < rows[key][3]:
+                    continue
+                rows.pop(key, None)
+                if op == "u":
+                    rows[key] = tuple(row)
+        return sorted(rows.values(), key=repr)
+
+
+def without_ties(batch: list[tuple[Any, ...]], *identity: int) -> list[tuple[Any, ...]]:
+    """Return a batch without changes that have key and sequence in common with an earlier one."""
+    return list({tuple(change[i] for i in identity): change for change in reversed(batch)}.values())
+
+
+@st.composite
+def tied_logs(draw: st.DrawFn) -> TiedLog:
+    """Draw a log."""
+    changes = [
+        (draw(st.sampled_from([1, 2, None])), "x", f"v{i}", draw(st.integers(0, 3)), draw(st.sampled_from("uud")))
+        for i in range(draw(st.integers(4, 14)))
+    ]
+    return TiedLog([without_ties(batch, 0, 3) for batch in draw(deliveries(changes, max_batches=5))])
+
+
+@pytest.mark.parametrize(
+    ("sequence", "remembers"),
+    [("seq", True), ("seq * 2", True), ("seq", False)],
+    ids=["column", "expression", "no tombstones"],
+)
+def test_of_one_sequence_the_change_of_the_later_batch_wins(
+    merged: Callable[..., list[tuple[Any, ...]]], sequence: str, remembers: bool
+) -> None:
+    options = {"keys": ["id", "part"], "null_keys": "match", "sequence_by": sequence}
+    if not remembers:
+        options["tombstone_retention"] = timedelta(0)
+
+    @drawn(2)
+    @given(log=tied_logs())
+    def check(log: TiedLog) -> None:
+        expected = log.fold() if remembers else log.fold_without_tombstones()
+        assert merged(log.batches, SCHEMA, "id", "part", "v", "seq", **options) == expected
+
+    check()
+
+
+TIE_BREAK_SCHEMA = "id INT, part STRING, v STRING, seq INT, tie INT, op STRING"
+
+
+@pytest.mark.parametrize("columns", [["seq", "tie"], ["seq"]], ids=["both columns", "one of the columns"])
+def test_a_tie_break_decides_between_changes_of_one_sequence_whatever_their_batches(
+    merged: Callable[..., list[tuple[Any, ...]]], columns: list[str]
+) -> None:
+    options = {"keys": ["id", "part"], "null_keys": "match", "sequence_by": "seq", "tie_break_by": "tie"}
+
+    @drawn(2)
+    @given(log=logs())
+    def check(log: Log) -> None:
+        expected = [(*row[:3], *(row[3] // 4, row[3] % 4)[: len(columns)]) for row in log.fold()]
+        batches = [
+            [(*change[:3], change[3] // 4, change[3] % 4, change[4]) for change in batch] for batch in log.batches
+        ]
+        assert merged(batches, TIE_BREAK_SCHEMA, "id", "part", "v", *columns, **options) == expected
+
+    check()
+
+
 PARTIAL_SCHEMA = "id INT, a STRING, b STRING, seq INT, op STRING, unset ARRAY<STRING>"
 
 
@@ -144,6 +232,34 @@ def test_changes_of_single_columns_in_any_order_give_the_fold(
 
     @drawn(3)
     @given(log=partial_logs())
+    def check(log: PartialLog) -> None:
+        assert merged(log.batches, PARTIAL_SCHEMA, "id", "a", "b", "seq", **options) == log.fold()
+
+    check()
+
+
+@st.composite
+def tied_partial_logs(draw: st.DrawFn) -> PartialLog:
+    """Draw a log of few sequences, and the batches that it arrives in: in one batch no two changes of one key have the same."""
+    changes: list[tuple[Any, ...]] = []
+    for i in range(draw(st.integers(3, 14))):
+        op = draw(st.sampled_from("uuuuudd"))
+        unset = draw(st.sampled_from([[], ["a"], ["b"], ["a", "b"]])) if op == "u" else []
+        a, b = (f"{name}{i}" if op == "u" and name not in unset else None for name in "ab")
+        changes.append((draw(st.sampled_from([1, 2])), a, b, draw(st.integers(0, 3)), op, unset))
+    batches = [without_ties(batch, 0, 3) for batch in draw(deliveries(changes, max_batches=5))]
+    # In the order of the batches, which decides between changes of one sequence.
+    return PartialLog([change for batch in batches for change in batch], batches)
+
+
+@pytest.mark.parametrize("sequence", ["seq", "seq * 2"], ids=["column", "expression"])
+def test_of_one_sequence_the_columns_of_the_later_batch_win(
+    merged: Callable[..., list[tuple[Any, ...]]], sequence: str
+) -> None:
+    options = {"keys": "id", "sequence_by": sequence, "unchanged_columns": "unset"}
+
+    @drawn(3)
+    @given(log=tied_partial_logs())
     def check(log: PartialLog) -> None:
         assert merged(log.batches, PARTIAL_SCHEMA, "id", "a", "b", "seq", **options) == log.fold()
 

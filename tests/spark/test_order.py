@@ -321,6 +321,62 @@ class TestTombstones:
         assert not folder_names(path) & folders - named
         assert (result.num_outdated_rows, recorded_state(path).retired) == (1, ())
 
+    def test_what_killed_attempts_left_goes_when_it_is_old_although_nothing_is_retired(
+        self, create_table, create_source, monkeypatch
+    ):
+        """A folder that an attempt wrote before it was killed, in full or in part, and those of attempts that may be alive."""
+        path = create_table(TARGET)
+        keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        (known,) = folder_names(path)
+        root, days = Path(path) / FOLDER, 24 * 3600
+        for name, age in {"old": 8 * days, "young": 5 * days}.items():
+            written = shutil.copytree(root / known, root / name)
+            part = root / f"{name}_part" / "_temporary" / "0"
+            part.mkdir(parents=True)
+            (part / "part-0.parquet").write_bytes(b"PAR1")
+            for each in [written, *written.iterdir(), *(root / f"{name}_part").rglob("*"), root / f"{name}_part"]:
+                os.utime(each, (time.time() - age, time.time() - age))
+        # Object stores give folders no time, or that of the call.
+        os.utime(root / "young", (0, 0))
+        os.utime(root / "old")
+        sink = keyed(path)
+        sink.merge(create_source(SCHEMA, [(2, "a", 1, "u")]))
+        assert folder_names(path) == {known, "young", "young_part"}
+        assert recorded_state(path).retired == ()
+        # A day later, in the same run.
+        sink.merge(create_source(SCHEMA, [(3, "a", 1, "u")]))
+        later = time.time_ns() + 25 * 3600 * 10**9
+        for each in (root / "young_part").rglob("*.parquet"):
+            os.utime(each, (time.time() - 7 * days, time.time() - 7 * days))
+        assert "young_part" in folder_names(path)
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        sink.merge(create_source(SCHEMA, [(4, "a", 1, "u")]))
+        assert folder_names(path) == {known, "young"}
+        late = keyed(path).merge(create_source(SCHEMA, [(1, "old", 4, "u")]))
+        assert late.num_outdated_rows == 1
+
+    @pytest.mark.parametrize("replaced", [False, True], ids=["restored", "replaced"])
+    def test_what_a_restore_may_want_again_stays(self, spark, create_table, create_source, read_rows, replaced):
+        path = create_table(TARGET)
+        retention = {"tombstone_retention": dt.timedelta(days=30)}
+        keyed(path, **retention).merge(create_source(SCHEMA, [(1, "a", 1, "u")]))
+        before = latest_version(path)
+        keyed(path, **retention).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        deleted = latest_version(path)
+        (known,) = (Path(path) / FOLDER).iterdir()
+        for each in (known, *known.iterdir()):
+            os.utime(each, (time.time() - 20 * 24 * 3600,) * 2)
+        if replaced:
+            row = "SELECT 7 AS id, 'x' AS v, 1L AS seq"
+            spark.sql(f"CREATE OR REPLACE TABLE delta.`{path}` USING delta AS {row}")
+        else:
+            spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {before}")
+        keyed(path, **retention).merge(create_source(SCHEMA, [(2, "a", 1, "u")]))
+        assert [file.path for file in recorded_state(path).retired] == [f"{FOLDER}/{known.name}"]
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {deleted}")
+        late = keyed(path, **retention).merge(create_source(SCHEMA, [(1, "old", 4, "u"), (3, "new", 1, "u")]))
+        assert (late.num_outdated_rows, read_rows(path, "id")) == (1, [Row(id=3)])
+
     def test_a_clean_up_that_fails_does_not_fail_the_commit(
         self, spark, create_table, create_source, read_rows, monkeypatch, caplog
     ):
@@ -333,7 +389,7 @@ class TestTombstones:
         def fail_in_the_jvm(*_: Any) -> None:
             spark.sql("SELECT * FROM no_such_table")
 
-        monkeypatch.setattr(Table, "list_folders", fail_in_the_jvm)
+        monkeypatch.setattr(Table, "list_folder", fail_in_the_jvm)
         with caplog.at_level(logging.WARNING, logger="stream_merge"):
             result = sink.merge(create_source(SCHEMA, [(2, "a", 1, "u")]))
         assert (result.version, read_rows(path, "id")) == (latest_version(path), [Row(id=2)])

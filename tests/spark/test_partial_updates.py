@@ -100,6 +100,20 @@ class TestValuesThatWereNotSent:
         assert read_rows(path, "id", "a", "b") == [Row(id=1, a="A", b=None), Row(id=2, a="A", b=None)]
         assert result.num_unresolved_rows == 1
 
+    def test_a_delete_takes_the_values_of_its_own_sequence_that_came_before_it(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        """Of one sequence the change of the later batch counts; what came after the delete stays, whatever comes with it again."""
+        path = create_table(TARGET, deletion_vectors=deletion_vectors)
+        sink = unsent(path)
+        sink.merge(create_source(SCHEMA, [(key, "a5", "b5", 5, "u", None) for key in (1, 2)]))
+        sink.merge(create_source(SCHEMA, [(1, None, None, 5, "d", None), (1, None, "b6", 6, "u", ["a"])]))
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a=None, b="b6"), Row(id=2, a="a5", b="b5")]
+        sink.merge(create_source(SCHEMA, [(2, None, None, 5, "d", None)]))
+        sink.merge(create_source(SCHEMA, [(2, "again", "b5", 5, "u", None)]))
+        sink.merge(create_source(SCHEMA, [(2, None, "b6", 6, "u", ["a"])]))
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a=None, b="b6"), Row(id=2, a="again", b="b6")]
+
     def test_a_late_change_sets_what_no_newer_one_has_set(
         self, create_table, create_source, read_rows, deletion_vectors
     ):
@@ -232,7 +246,7 @@ class TestSomeColumns:
         with pytest.raises(ConfigError, match="unchanged_columns belongs to the default clauses"):
             merge_sink("x", keys="id", unchanged_columns="m").when_matched_delete()
         path = create_table(TARGET)
-        with pytest.raises(UnresolvedColumnError, match="no column nope"):
+        with pytest.raises(UnresolvedColumnError, match="columns names nope"):
             merge_sink(path, keys="id", columns=["nope"]).merge(create_source(TARGET, []))
 
 

@@ -1,6 +1,7 @@
 """The check of Java: one sentence for each way in which it cannot work."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,11 +80,54 @@ def test_java_that_fails_when_started(tmp_path):
     )
 
 
-def test_java_without_the_vector_module(jdk):
+@pytest.mark.parametrize("spark", ["4.2.0", "4.2.1.dev3", "4.10.0", "5.0.0", ""])
+def test_java_without_the_vector_module(jdk, spark):
     home, binary = jdk('openjdk version "17.0.15" 2025-04-15', modules="java.base@17")
-    assert java.find_java_fault({"JAVA_HOME": home}) == (
+    assert java.find_java_fault({"JAVA_HOME": home}, spark) == (
         f"Spark 4.2 needs Java's module jdk.incubator.vector, which {binary} was built without: {REMEDY}"
     )
+
+
+@pytest.mark.parametrize("spark", ["4.0.1", "4.1.0", "4.1.0.dev2"])
+def test_older_sparks_do_without_the_vector_module(jdk, spark):
+    home, binary = jdk('openjdk version "17.0.15" 2025-04-15', modules="java.base@17")
+    assert java.find_java_fault({"JAVA_HOME": home}, spark) is None
+    home, binary = jdk('openjdk version "11.0.2" 2019-01-15')
+    assert java.find_java_fault({"JAVA_HOME": home}, spark) == (
+        f"Spark needs Java 17 or newer, and {binary} is Java 11: {REMEDY}"
+    )
+
+
+@pytest.mark.parametrize(("installed", "is_needed"), [("4.1.2", False), ("4.2.0", True), (None, True)])
+def test_the_installed_spark_says_whether_the_vector_module_is_needed(jdk, tmp_path, installed, is_needed):
+    """In a Python of its own, whose only package is a pyspark as pip notes it; none where there is no Spark yet."""
+    home, binary = jdk('openjdk version "17.0.15" 2025-04-15', modules="java.base@17")
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    if installed is not None:
+        noted = packages / f"pyspark-{installed}.dist-info"
+        noted.mkdir()
+        (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: pyspark\nVersion: {installed}\n")
+    environ = {"JAVA_HOME": home, "PYTHONPATH": str(packages)}
+    command = [sys.executable, "-S", java.__file__]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == is_needed
+    assert (f"which {binary} was built without" in done.stderr) == is_needed
+
+
+@pytest.mark.parametrize(("constraints", "is_needed"), [("constraints-oldest.txt", False), ("constraints.txt", True)])
+def test_make_asks_for_what_the_pinned_spark_needs(jdk, constraints, is_needed):
+    home, binary = jdk('openjdk version "17.0.15" 2025-04-15', modules="java.base@17")
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("there is no make")
+    command = [make, "--silent", "java", f"CONSTRAINTS={constraints}", f"PYTHON={sys.executable}"]
+    environ = {"JAVA_HOME": home, "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode != 0) == is_needed
+    assert (f"which {binary} was built without" in done.stderr) == is_needed
 
 
 @pytest.mark.parametrize("is_there", [True, False])

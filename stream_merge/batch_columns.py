@@ -1,0 +1,134 @@
+"""The columns of a batch: those that cannot be merged, and those that would be left out without a word."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.bridge.expressions import expression_sql
+from stream_merge.bridge.statement import RESERVED_PREFIX
+from stream_merge.clauses import Action, Clause, Expression
+from stream_merge.config import SinkConfig
+from stream_merge.errors import ConfigError, UnresolvedColumnError
+
+logger = logging.getLogger("stream_merge")
+
+_ALL = (Action.UPDATE_ALL, Action.INSERT_ALL)
+_OF_RECORDS = ("topic", "partition", "offset", "value")
+"""What a quarantine says of the record that a row comes from."""
+
+
+def check_columns(batch: DataFrame, config: SinkConfig) -> None:
+    """Raise when the batch lacks columns that the options name, or has names that are ours or no table can tell apart.
+
+    Raises:
+        ConfigError: A column has a reserved name, or two have names that differ in upper and lower case alone.
+        UnresolvedColumnError: An option names a column that the batch does not have.
+    """
+    reserved = [name for name in batch.columns if name.lower().startswith(RESERVED_PREFIX)]
+    if reserved:
+        raise ConfigError(
+            [f"the column name {name} begins with {RESERVED_PREFIX}, which is reserved" for name in reserved]
+        )
+    alike = _alike(batch.columns)
+    if alike:
+        raise ConfigError(
+            [
+                f"the source has the columns {' and '.join(names)}, which Delta does not tell apart: rename all but one of them in "
+                "the source, or leave them out (for stream_merge.debezium by columns=, which takes names exactly)"
+                for names in alike
+            ]
+        )
+    present = {name.lower() for name in batch.columns}
+    ignored = config.ignore_null_updates if not isinstance(config.ignore_null_updates, bool) else ()
+    named = {
+        "keys": config.keys,
+        "columns": config.columns,
+        "except_columns": config.except_columns,
+        "ignore_null_updates": ignored,
+    }
+    missing = {
+        option: absent
+        for option, names in named.items()
+        if (absent := [name for name in names if name.lower() not in present])
+    }
+    if missing:
+        faults = " and ".join(f"{option} names {', '.join(absent)}" for option, absent in missing.items())
+        raise UnresolvedColumnError(
+            f"{config.target}: {faults}, and the source has no such column. Name some of those that it has: "
+            f"{', '.join(batch.columns)}."
+        )
+
+
+def tell_left_out(
+    spark: SparkSession,
+    config: SinkConfig,
+    clauses: Sequence[Clause],
+    batch: Sequence[str],
+    target: Collection[str],
+    told: set[frozenset[str]],
+) -> None:
+    """Log a warning with the columns of a batch whose values no column of the target takes and no option uses.
+
+    Args:
+        spark: The session.
+        config: The sink as the user configured it.
+        clauses: What it carries out.
+        batch: The batch's columns.
+        target: The target's.
+        told: The sets of such columns that were looked at before, to which those of this batch are added.
+    """
+    if config.merge_schema or not any(clause.action in _ALL for clause in clauses):
+        return
+    present = {name.lower() for name in target}
+    missing = [name for name in config.written_columns(batch) if name.lower() not in present]
+    if not missing or frozenset(missing) in told:
+        return
+    told.add(frozenset(missing))
+    texts = [expression_sql(spark, expression) for expression in _expressions(config)]
+    of_records = _OF_RECORDS if config.quarantine is not None else ()
+    unused = [name for name in missing if name.lower() not in of_records and not _is_named(name, texts)]
+    if unused:
+        logger.warning(
+            "%s: the table has no column %s, so its values are left out; set merge_schema, add it to the table, or "
+            "name it in except_columns",
+            config.target,
+            ", ".join(unused),
+        )
+
+
+def _alike(names: Sequence[str]) -> list[list[str]]:
+    """Return the names that are the same but for upper and lower case."""
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        spellings.setdefault(name.lower(), []).append(name)
+    return [alike for alike in spellings.values() if len(alike) > 1]
+
+
+def _expressions(config: SinkConfig) -> Iterator[Expression]:
+    """Iterate over all expressions of a sink that may use a column of the source."""
+    options = (
+        config.on,
+        config.before,
+        *config.sequence_parts,
+        config.delete_when,
+        config.truncate_when,
+        config.unchanged_columns,
+        config.old_key,
+        config.new_key,
+        config.error_column,
+        *config.expect.values(),
+    )
+    yield from (option for option in options if option is not None)
+    for clause in config.clauses:
+        if clause.condition is not None:
+            yield clause.condition
+        yield from clause.assignments.values()
+
+
+def _is_named(name: str, texts: Sequence[str]) -> bool:
+    """Return whether a text may name a column; it is better to keep silent than to warn of a column that is used."""
+    return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) for text in texts)

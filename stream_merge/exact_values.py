@@ -1,0 +1,181 @@
+"""Values that a cast to the type of their target column would change without an error: 1.2345 in a DECIMAL(8, 2) is 1.23."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import reduce
+from math import inf
+from typing import TypeAlias
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from stream_merge.bridge.statement import ResolvedMerge
+from stream_merge.errors import LOSS
+
+Test: TypeAlias = Callable[[Column], Column]
+"""Tells of a value whether it is changed; NULL counts as false."""
+
+_MAX_DIGITS = 38
+_SHOWN = 80
+_INFINITE = (inf, -inf)
+_WHOLE_BITS: dict[type[T.DataType], int] = {T.FloatType: 24, T.DoubleType: 53}
+_BITS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerType: 31, T.LongType: 63}
+
+
+def exact(value: Column, narrowed: Column, name: str, source: T.DataType, target: T.DataType) -> Column | None:
+    """Return a value as it is cast to another type, an error where that changes it; None if it never does.
+
+    Args:
+        value: The value.
+        narrowed: The value with the other type.
+        name: How messages name its column.
+        source: The type that it has.
+        target: The type that it gets.
+    """
+    is_changed = loss_test(source, target)
+    if is_changed is None:
+        return None
+    told = f" is {source.simpleString().upper()}, which {target.simpleString().upper()} {LOSS}"
+    message = F.concat(F.lit(f"{name}: "), F.left(value.cast("string"), F.lit(_SHOWN)), F.lit(told))
+    return F.when(is_changed(value), F.raise_error(message)).otherwise(narrowed)
+
+
+def with_exact_values(resolved: ResolvedMerge, source: T.StructType, written: Iterable[str]) -> ResolvedMerge:
+    """Return the default clauses so that a value is refused that a cast to its column's type would change.
+
+    Args:
+        resolved: The statement.
+        source: The batch's schema.
+        written: The columns of the batch that are written.
+    """
+    names = {name.lower() for name in written}
+    given = {field.name.lower(): field for field in source.fields if field.name.lower() in names}
+    lossy = {
+        place: given[field.name.lower()]
+        for place, field in enumerate(resolved.types)
+        if field.name.lower() in given and loss_test(given[field.name.lower()].dataType, field.dataType) is not None
+    }
+    if not lossy:
+        return resolved
+    values = resolved.source_columns([field.name for field in lossy.values()])
+
+    def checked(place: int, narrowed: Column) -> Column:
+        field = lossy.get(place)
+        if field is None:
+            return narrowed
+        target = resolved.types[place]
+        found = exact(values[field.name], narrowed, target.name, field.dataType, target.dataType)
+        return narrowed if found is None else found
+
+    clauses = [
+        replace(clause, values=tuple(checked(place, value) for place, value in enumerate(clause.values)))
+        for clause in resolved.clauses
+    ]
+    return resolved.with_clauses(clauses, is_analysed=True)
+
+
+def loss_test(source: T.DataType, target: T.DataType) -> Test | None:
+    """Return what tells whether a cast changes a value; None if it never does, or raises an error of its own.
+
+    FLOAT and DOUBLE are approximate: digits after the point that they do not hold are no change, whole numbers and infinity are.
+    """
+    match source, target:
+        case T.StructType(), T.StructType():
+            return _struct_test(source, target)
+        case T.ArrayType(), T.ArrayType():
+            return _items_test(loss_test(source.elementType, target.elementType), lambda value: value)
+        case T.MapType(), T.MapType():
+            return _any_of(
+                _items_test(loss_test(source.keyType, target.keyType), F.map_keys),
+                _items_test(loss_test(source.valueType, target.valueType), F.map_values),
+            )
+        case T.StringType(), _:
+            return _text_test(target)
+        case ((T.TimestampType() | T.TimestampNTZType()), (T.DateType() | T.IntegralType() | T.DecimalType())):
+            return lambda value: ~(value.try_cast(target).cast(source) == value)
+        case T.NumericType(), T.BooleanType():
+            return lambda value: ~value.isin(0, 1)
+        case T.NumericType(), T.NumericType():
+            return _number_test(source, target)
+        case _:
+            return None
+
+
+def _any_of(*tests: Test | None) -> Test | None:
+    present = [test for test in tests if test is not None]
+    if not present:
+        return None
+    return lambda value: reduce(Column.__or__, [test(value) for test in present])
+
+
+def _struct_test(source: T.StructType, target: T.StructType) -> Test | None:
+    members = {field.name.lower(): field for field in source.fields}
+
+    def of_member(field: T.StructField) -> Test | None:
+        member = members.get(field.name.lower())
+        test = None if member is None else loss_test(member.dataType, field.dataType)
+        if member is None or test is None:
+            return None
+        name = member.name
+        return lambda value: test(value.getField(name))
+
+    return _any_of(*[of_member(field) for field in target.fields])
+
+
+def _items_test(test: Test | None, items: Callable[[Column], Column]) -> Test | None:
+    if test is None:
+        return None
+    return lambda value: F.exists(items(value), test)
+
+
+def _number_test(source: T.NumericType, target: T.NumericType) -> Test | None:
+    """Return the test of a number; overflow of integers and decimals raises an error."""
+
+    def comes_back_as_another(value: Column) -> Column:
+        narrowed = value.try_cast(target)
+        # Where the cast raises an error of its own, it may.
+        return narrowed.isNotNull() & ~F.coalesce(narrowed.try_cast(source) == value, F.lit(False))
+
+    match source, target:
+        case T.DoubleType(), T.FloatType():
+            return lambda value: value.try_cast(target).isin(*_INFINITE) & ~value.isin(*_INFINITE)
+        case ((T.FloatType() | T.DoubleType()), T.DecimalType()):
+            # NaN and infinity would be NULL.
+            return lambda value: F.isnan(value) | value.isin(*_INFINITE) | comes_back_as_another(value)
+        case ((T.FloatType() | T.DoubleType()), T.IntegralType()):
+            return comes_back_as_another
+        case T.DecimalType(), T.IntegralType() if source.scale > 0:
+            return comes_back_as_another
+        case T.DecimalType(), T.DecimalType() if source.scale > target.scale:
+            return comes_back_as_another
+        case T.DecimalType(), (T.FloatType() | T.DoubleType()) if source.scale == 0:
+            return comes_back_as_another
+        case T.IntegralType(), (T.FloatType() | T.DoubleType()) if _BITS[type(source)] > _WHOLE_BITS[type(target)]:
+            return comes_back_as_another
+        case _:
+            return None
+
+
+def _text_test(target: T.DataType) -> Test | None:
+    match target:
+        case T.DecimalType():
+            return lambda value: _is_rounded_text(value, target)
+        case T.DateType():
+            # Its time of day would be left out.
+            return lambda value: value.try_cast("timestamp_ntz") != value.try_cast(target).cast("timestamp_ntz")
+        case T.FloatType() | T.DoubleType():
+            return lambda value: value.try_cast(target).isin(*_INFINITE) & ~F.lower(value).contains("inf")
+        case _:
+            return None
+
+
+def _is_rounded_text(value: Column, target: T.DecimalType) -> Column:
+    narrowed = value.try_cast(target)
+    # In the wider type no digit of a number with an exponent is lost either.
+    wide = value.try_cast(T.DecimalType(_MAX_DIGITS, _MAX_DIGITS - target.precision + target.scale))
+    fraction = F.length(F.regexp_extract(F.trim(value), "[.]([0-9]*?)0*$", 1))
+    is_rounded = F.when(F.upper(value).contains("E"), wide != narrowed).otherwise(fraction > target.scale)
+    return narrowed.isNotNull() & is_rounded
