@@ -53,21 +53,24 @@ def with_exact_values(resolved: ResolvedMerge, source: T.StructType, written: It
     """
     names = {name.lower() for name in written}
     given = {field.name.lower(): field for field in source.fields if field.name.lower() in names}
-    lossy = {
+    checks = {
         place: given[field.name.lower()]
         for place, field in enumerate(resolved.types)
-        if field.name.lower() in given and loss_test(given[field.name.lower()].dataType, field.dataType) is not None
+        if field.name.lower() in given and _can_change(given[field.name.lower()].dataType, field.dataType)
     }
-    if not lossy:
+    if not checks:
         return resolved
-    values = resolved.source_columns([field.name for field in lossy.values()])
+    values = resolved.source_columns([field.name for field in checks.values()])
 
     def checked(place: int, narrowed: Column) -> Column:
-        field = lossy.get(place)
+        field = checks.get(place)
         if field is None:
             return narrowed
-        target = resolved.types[place]
-        found = exact(values[field.name], narrowed, target.name, field.dataType, target.dataType)
+        target, value = resolved.types[place], values[field.name]
+        if isinstance(target.dataType, T.StructType):
+            # Delta 4.0 makes of NULL a struct whose members are NULL.
+            narrowed = F.when(value.isNotNull(), narrowed)
+        found = exact(value, narrowed, target.name, field.dataType, target.dataType)
         return narrowed if found is None else found
 
     clauses = [
@@ -75,6 +78,10 @@ def with_exact_values(resolved: ResolvedMerge, source: T.StructType, written: It
         for clause in resolved.clauses
     ]
     return resolved.with_clauses(clauses, is_analysed=True)
+
+
+def _can_change(source: T.DataType, target: T.DataType) -> bool:
+    return (isinstance(target, T.StructType) and source != target) or loss_test(source, target) is not None
 
 
 def loss_test(source: T.DataType, target: T.DataType) -> Test | None:

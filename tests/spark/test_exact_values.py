@@ -85,6 +85,15 @@ def test_what_a_cast_would_change_is_set_aside(spark, create_table, create_sourc
     assert tuple(empty) == (101, *nothing)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("source", ["STRUCT<b: INT, a: INT>", "STRUCT<a: SMALLINT, b: INT>", "STRUCT<a: INT, b: INT>"])
+def test_a_struct_that_is_null_stays_null(create_table, create_source, read_rows, source):
+    path = create_table("id INT, v STRUCT<a: INT, b: INT>")
+    sink = merge_sink(path, keys="id", sequence_by="id")
+    sink.merge(create_source(f"id INT, v {source}", [(1, None), (2, (None, None))]))
+    assert read_rows(path, "v") == [(None,), ((None, None),)]
+
+
 @pytest.mark.parametrize(("kind", "target", "value"), [CASES[0][:3], CASES[12][:3]], ids=["digits", "time of day"])
 def test_without_a_quarantine_the_batch_is_refused(create_table, create_source, read_rows, kind, target, value):
     path = create_table(f"id INT, V {target}")
