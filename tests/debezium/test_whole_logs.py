@@ -5,7 +5,11 @@ import os
 import pytest
 
 from stream_merge import debezium, merge_sink
-from tests.debezium.captures import CAPTURES, COLUMNS, DEMO, KEYS, read_expected
+from stream_merge.partial_updates import COLUMN_SEQUENCES
+from stream_merge.sequence import SEQUENCE
+from tests.debezium import test_odd_tables as odd
+from tests.debezium.captures import CAPTURES, COLUMNS, DEMO, EVENT_SCHEMA, KEYS, read_expected
+from tests.debezium.postgres_values import rows_of_spark, with_times_as_text
 from tests.debezium.test_captured_logs import decode
 from tests.debezium.test_merged_logs import batches_of, rows_of
 
@@ -13,7 +17,7 @@ ASKED_FOR = "STREAM_MERGE_TEST_WHOLE_LOGS"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get(ASKED_FOR), reason=f"some 50 minutes: only with {ASKED_FOR}=1"),
+    pytest.mark.skipif(not os.environ.get(ASKED_FOR), reason=f"an hour: only with {ASKED_FOR}=1"),
 ]
 
 
@@ -35,3 +39,28 @@ def test_fifty_batches_that_come_twice_make_the_database_s_own_table(spark, crea
         changes.unpersist()
     assert rows_of(spark, path) == read_expected(directory, table)
     assert strategies == {strategy}
+
+
+@pytest.mark.parametrize("strategy", ["merge_on_read", "copy_on_write"])
+@pytest.mark.parametrize(
+    ("capture", "topic"),
+    [case for capture in odd.OPTIONS for with_key in (True, False) for case in odd.cases(capture, with_key=with_key)],
+)
+def test_each_odd_table_is_created_and_merged(spark, tmp_path, capture, topic, strategy):
+    """In four batches, each of which comes twice."""
+    table = odd.tables_of(capture)[topic]
+    events = spark.read.schema(EVENT_SCHEMA).json(str(CAPTURES / capture / "events.jsonl.gz"))
+    changes = odd.decode(events, capture, topic).persist()
+    options = {"keys": table["key"], **debezium.MERGE_OPTIONS} if table["key"] else debezium.KEYLESS_MERGE_OPTIONS
+    properties = {"delta.enableDeletionVectors": str(strategy == "merge_on_read").lower()}
+    path = str(tmp_path / "table")
+    sink = merge_sink(path, create_if_missing=True, table_properties=properties, **options)
+    try:
+        for batch in batches_of(changes, 4):
+            assert sink.merge(batch).strategy == strategy
+            sink.merge(batch)
+    finally:
+        changes.unpersist()
+    rows = spark.read.format("delta").load(path).drop(SEQUENCE, COLUMN_SEQUENCES)
+    merged = rows_of_spark((row.asDict() for row in with_times_as_text(rows).collect()), table["columns"])
+    assert merged == odd.expected_rows(capture, topic)

@@ -1,0 +1,102 @@
+"""The order of changes: by what their database tells of it, whatever the order in which their records come."""
+
+import json
+
+from tests.debezium.records import decode, envelope, record
+from tests.debezium.test_records import COLUMNS, KEY, MYSQL, ROW, one
+
+
+def mysql(**source):
+    return {**MYSQL, **source}
+
+
+def order_of(spark, *messages, keys=("id",), **options):
+    """Return the places in which `sequence` puts the messages, all of one key."""
+    records = [record(KEY, message, offset) for offset, message in enumerate(messages)]
+    rows = decode(spark, *records, columns=COLUMNS, keys=keys, **options)
+    return [row["_change"]["offset"] for row in sorted(rows, key=lambda row: tuple(row["_change"]["sequence"]))]
+
+
+def test_snapshot_rows_rank_before_changes_with_a_lower_position(spark):
+    messages = [
+        envelope("u", ROW, lsn=50, snapshot="false"),
+        envelope("r", ROW, lsn=90, snapshot="last"),
+        envelope("r", ROW, lsn=60, snapshot="incremental"),
+    ]
+    assert order_of(spark, *messages) == [1, 0, 2]
+    assert order_of(spark, *messages, snapshot_first=False) == [0, 2, 1]
+
+
+def test_changes_of_one_transaction_with_one_lsn_keep_their_order(spark):
+    def change(op, total_order):
+        images = {"after": ROW} if op != "d" else {"before": ROW}
+        return {**envelope(op, **images, lsn=50), "transaction": {"id": "7:50", "total_order": total_order}}
+
+    assert order_of(spark, change("u", 3), change("c", 1), change("u", 2)) == [1, 2, 0]
+    assert order_of(spark, change("c", 1), change("d", 1)) == [1, 0]
+
+
+def test_postgresql_s_changes_are_in_the_order_of_their_commits(spark):
+    """The insert of a row that takes the key of a row which another transaction deletes meanwhile has the lower lsn."""
+
+    def change(op, lsn, last_commit, **source):
+        images = {"before": ROW} if op == "d" else {"after": ROW}
+        return envelope(op, **images, lsn=lsn, sequence=json.dumps([last_commit, str(lsn)]), **source)
+
+    messages = [
+        change("c", 120, "150"),
+        change("d", 130, "110"),
+        change("u", 125, "150"),
+        change("u", 60, None),
+        change("u", 90, "80"),
+        change("r", 200, None, snapshot="true"),
+    ]
+    assert order_of(spark, *messages) == [5, 3, 4, 1, 0, 2]
+    flat = {**ROW, "__op": "u", "__lsn": 120, "__source_sequence": '["150","120"]'}
+    sequence = one(spark, KEY, flat)["_change"]["sequence"]
+    assert (sequence["position"], sequence["part"]) == (150, 120)
+    without = one(spark, KEY, envelope("u", ROW, lsn=120))["_change"]["sequence"]
+    assert (without["position"], without["part"]) == (120, 0)
+
+
+def test_mysql_s_log_is_ordered_across_its_files(spark):
+    messages = [
+        envelope("u", ROW, **mysql(file="binlog.000010", pos=4)),
+        envelope("u", ROW, **mysql(file="binlog.000009", pos=1500)),
+        envelope("u", ROW, **mysql(file="binlog.000009", pos=500, row=1)),
+        envelope("u", ROW, **mysql(file="binlog.000009", pos=500, row=0)),
+        envelope("r", ROW, **mysql(file="binlog.000009", pos=499, snapshot="true")),
+    ]
+    assert order_of(spark, *messages) == [4, 3, 2, 1, 0]
+
+
+def test_a_second_snapshot_of_mysql_ranks_after_the_changes_that_it_contains(spark):
+    messages = [
+        envelope("r", ROW, **mysql(file="binlog.000010", pos=9, snapshot="true")),
+        envelope("u", ROW, **mysql(file="binlog.000009", pos=500)),
+        envelope("r", ROW, **mysql(file="binlog.000009", pos=9, snapshot="last")),
+        envelope("u", ROW, **mysql(file="binlog.000010", pos=50)),
+    ]
+    assert order_of(spark, *messages) == [2, 1, 0, 3]
+    assert order_of(spark, *messages, snapshot_first=True) == [2, 0, 1, 3]
+
+
+def test_sql_server_s_and_oracle_s_logs_are_ordered(spark):
+    def lsn(value, event=1):
+        return envelope(
+            "u", ROW, connector="sqlserver", change_lsn=value, commit_lsn="00000fff:0:0", event_serial_no=event
+        )
+
+    ordered = [lsn("00000027:00000758:0005"), lsn("00000027:00000758:000a"), lsn("00000027:00000758:000a", 2)]
+    assert order_of(spark, lsn("00000028:00000001:0001"), *reversed(ordered)) == [3, 2, 1, 0]
+    oracle = [
+        envelope("u", ROW, connector="oracle", scn="12345678902", ssn=0),
+        envelope("u", ROW, connector="oracle", scn="999"),
+    ]
+    assert order_of(spark, *oracle) == [1, 0]
+
+
+def test_changes_of_an_unknown_connector_are_ordered_by_offset(spark):
+    unknown = [envelope("u", ROW, connector="other", ts_ms=9), envelope("u", ROW, connector="other", ts_ms=1)]
+    assert order_of(spark, *unknown) == [0, 1]
+    assert order_of(spark, envelope("u", ROW, lsn=9), envelope("u", ROW, lsn=1), order="offset") == [0, 1]
