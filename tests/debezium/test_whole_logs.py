@@ -42,25 +42,30 @@ def test_fifty_batches_that_come_twice_make_the_database_s_own_table(spark, crea
 
 
 @pytest.mark.parametrize("strategy", ["merge_on_read", "copy_on_write"])
-@pytest.mark.parametrize(
-    ("capture", "topic"),
-    [case for capture in odd.OPTIONS for with_key in (True, False) for case in odd.cases(capture, with_key=with_key)],
-)
-def test_each_odd_table_is_created_and_merged(spark, tmp_path, capture, topic, strategy):
+@pytest.mark.parametrize("capture", odd.OPTIONS)
+def test_each_odd_table_is_created_and_merged(spark, tmp_path, capture, strategy):
     """In four batches, each of which comes twice."""
-    table = odd.tables_of(capture)[topic]
     events = spark.read.schema(EVENT_SCHEMA).json(str(CAPTURES / capture / "events.jsonl.gz"))
-    changes = odd.decode(events, capture, topic).persist()
-    options = {"keys": table["key"], **debezium.MERGE_OPTIONS} if table["key"] else debezium.KEYLESS_MERGE_OPTIONS
     properties = {"delta.enableDeletionVectors": str(strategy == "merge_on_read").lower()}
-    path = str(tmp_path / "table")
-    sink = merge_sink(path, create_if_missing=True, table_properties=properties, **options)
-    try:
-        for batch in batches_of(changes, 4):
-            assert sink.merge(batch).strategy == strategy
-            sink.merge(batch)
-    finally:
-        changes.unpersist()
-    rows = spark.read.format("delta").load(path).drop(SEQUENCE, COLUMN_SEQUENCES)
-    merged = rows_of_spark((row.asDict() for row in with_times_as_text(rows).collect()), table["columns"])
-    assert merged == odd.expected_rows(capture, topic)
+    tables = {
+        topic: table
+        for topic, table in odd.tables_of(capture).items()
+        if (capture, table["table"]) != ("odd", "evolving")
+    }
+    wrong = []
+    for number, (topic, table) in enumerate(tables.items()):
+        path = str(tmp_path / str(number))
+        options = {"keys": table["key"], **debezium.MERGE_OPTIONS} if table["key"] else debezium.KEYLESS_MERGE_OPTIONS
+        sink = merge_sink(path, create_if_missing=True, table_properties=properties, **options)
+        changes = odd.decode(events, capture, topic).persist()
+        try:
+            for batch in batches_of(changes, 4):
+                assert sink.merge(batch).strategy == strategy
+                sink.merge(batch)
+        finally:
+            changes.unpersist()
+        rows = spark.read.format("delta").load(path).drop(SEQUENCE, COLUMN_SEQUENCES)
+        merged = rows_of_spark((row.asDict() for row in with_times_as_text(rows).collect()), table["columns"])
+        if merged != odd.expected_rows(capture, topic):
+            wrong.append(table["table"])
+    assert wrong == []
