@@ -44,6 +44,7 @@ COLUMNS = {
 """The nine columns beside `key`: type, and SQL over a row's `id` and `version`."""
 
 UPSERT_DELETE = "source.op = 'd'"
+NOT_OLDER = "source.version >= target.version"
 GENERAL_UPDATE = "source.version > target.version AND target.status <> 'returned'"
 GENERAL_DELETE = "source.op = 'd' AND target.quantity < 900"
 GENERAL_INSERT = "source.op <> 'd' AND source.quantity >= 20"
@@ -67,6 +68,7 @@ class Workload:
         has_string_keys: Whether keys are random strings, so that every file may hold any key; else a growing bigint.
         has_deletion_vectors: Whether the tables have deletion vectors.
         has_general_clauses: Whether conditions and values look at both sides; else all columns are taken over.
+        has_sequence: Whether a change that is older than its row is left out.
         size_factor: Size of the table, in multiples of the number of rows that was asked for.
     """
 
@@ -74,12 +76,19 @@ class Workload:
     has_string_keys: bool
     has_deletion_vectors: bool
     has_general_clauses: bool = False
+    has_sequence: bool = False
     size_factor: int = 1
 
 
 WORKLOADS = {
     "random_vectors": Workload(
         title="random string keys, deletion vectors", has_string_keys=True, has_deletion_vectors=True
+    ),
+    "random_ordered": Workload(
+        title="random string keys with a sequence, deletion vectors",
+        has_string_keys=True,
+        has_deletion_vectors=True,
+        has_sequence=True,
     ),
     "random_rewrite": Workload(
         title="random string keys, copy-on-write", has_string_keys=True, has_deletion_vectors=False
@@ -186,8 +195,10 @@ def delta_merge(path: Path, workload: Workload) -> Callable[[DataFrame], None]:
             )
         else:
             builder = (
-                builder.whenMatchedDelete(UPSERT_DELETE)
-                .whenMatchedUpdateAll()
+                builder.whenMatchedDelete(
+                    f"{UPSERT_DELETE} AND {NOT_OLDER}" if workload.has_sequence else UPSERT_DELETE
+                )
+                .whenMatchedUpdateAll(NOT_OLDER if workload.has_sequence else None)
                 .whenNotMatchedInsertAll(f"NOT ({UPSERT_DELETE})")
             )
         builder.execute()
@@ -198,7 +209,8 @@ def delta_merge(path: Path, workload: Workload) -> Callable[[DataFrame], None]:
 def make_sink(path: Path, workload: Workload, on_result: Callable[[MergeResult], None] | None = None) -> MergeSink:
     """Return the sink that does the same."""
     if not workload.has_general_clauses:
-        return merge_sink(str(path), keys="key", delete_when=UPSERT_DELETE, on_result=on_result)
+        sequence = "version" if workload.has_sequence else None
+        return merge_sink(str(path), keys="key", sequence_by=sequence, delete_when=UPSERT_DELETE, on_result=on_result)
     return (
         merge_sink(str(path), on="target.key = source.key", on_result=on_result)
         .when_matched_delete(condition=GENERAL_DELETE)

@@ -1,14 +1,16 @@
 """Where each key is: a cache on the driver, so that a batch is looked up without reading the table.
 
 Keys are kept as 128-bit hashes with file and position, 24 bytes a row, sorted, in a few segments like a log-structured
-merge tree's. Rows that a deletion vector marks stay in until their file goes: whoever looks up subtracts the vector. Two keys
-of one hash would be taken for one; among a billion keys the chance of that is below 10^-20.
+merge tree's; of a file, where the order of changes counts, the newest sequence. Rows that a deletion vector marks stay in until
+their file goes: whoever looks up subtracts the vector. Two keys of one hash would be taken for one; among a billion keys the
+chance of that is below 10^-20.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +61,7 @@ class KeyIndex:
     _asked: frozenset[str] = frozenset()
     _numbers: dict[str, int] = field(default_factory=dict)
     _next_number: int = 0
+    _newest: dict[str, Any] = field(default_factory=dict)
     _segments: list[Segment] = field(default_factory=list)
 
     def reset(self, fingerprint: tuple[object, ...]) -> None:
@@ -66,6 +69,7 @@ class KeyIndex:
         if fingerprint != self.fingerprint:
             self.fingerprint = fingerprint
             self._numbers.clear()
+            self._newest.clear()
             self._segments.clear()
             self._asked = frozenset()
 
@@ -87,10 +91,15 @@ class KeyIndex:
         """Return the path of each file by its number."""
         return {number: path for path, number in self._numbers.items()}
 
+    def newest(self, path: str) -> Any:
+        """Return the newest sequence that came with a file's keys; None if none did."""
+        return self._newest.get(path)
+
     def retain(self, paths: Collection[str]) -> None:
         """Forget all other files; their entries go when segments are merged."""
         for path in [path for path in self._numbers if path not in paths]:
             del self._numbers[path]
+            self._newest.pop(path, None)
 
     def make_room(self, num_rows: int, paths: Collection[str]) -> None:
         """Forget all files but these, and their entries, if so many rows more would be too many."""
@@ -105,6 +114,7 @@ class KeyIndex:
         rows: NDArray[np.int64],
         high: Hashes,
         low: Hashes,
+        newest: Mapping[int, Any] | None = None,
     ) -> None:
         """Add the keys of files.
 
@@ -114,9 +124,12 @@ class KeyIndex:
             rows: Position of each entry.
             high: First half of each hash.
             low: Second half.
+            newest: The newest sequence in each file, by the caller's number, where the order of changes counts.
         """
         own = {}
         for number, path in path_numbers.items():
+            if newest is not None and number in newest:
+                self._newest[path] = newest[number]
             own[number] = self._numbers[path] = self._next_number
             self._next_number += 1
         if not len(files):

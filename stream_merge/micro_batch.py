@@ -321,7 +321,7 @@ class MicroBatch:
                         locator=self.config.locator,
                         check_cardinality=self.config.check_cardinality,
                         skip_unchanged=self.config.skip_unchanged,
-                        keeps_order=self.config.keeps_order,
+                        order_by=self.intake.ordered.sequence_columns if self.config.keeps_order else (),
                         expects_newer_rows=self.state.had_newer_rows,
                         has_change_feed=has_change_feed(transaction.properties),
                         batch=self.name,

@@ -1,21 +1,38 @@
-"""Look the batch's keys up in the index instead of in the files; only files the index has not seen are read."""
+"""Look the batch's keys up in the index instead of in the files; only files the index has not seen are read.
+
+Where the order of changes counts, a row of the table may be newer than its change. The index has the newest sequence of each
+file: matches in files whose newest is no newer than the change are settled, and the other files are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.statement import ROW
+from stream_merge.bridge.sessions import planned_at_once
+from stream_merge.bridge.statement import ROW, SOURCE_ID
 from stream_merge.clauses import When
-from stream_merge.engines.job import ACTION, MergeJob, first_applying
+from stream_merge.engines.index_order import is_comparable, place_of, sequence_of
+from stream_merge.engines.job import MergeJob, first_applying
 from stream_merge.engines.locate import HASHED_TYPES
-from stream_merge.engines.pairs import Located, Pairs, by_checksum, checksum_column, matches_of
+from stream_merge.engines.pairs import (
+    MAX_SOURCE_ROWS,
+    Located,
+    Pairs,
+    by_checksum,
+    checksum_column,
+    joined_pairs,
+    matches_of,
+    pairs_in,
+)
 from stream_merge.files import DataFile
 from stream_merge.key_index import MAX_ROWS
+from stream_merge.side_by_side import Alongside
 from stream_merge.statement import quote
 from stream_merge.steps import reached
 
@@ -27,16 +44,24 @@ MAX_UNFAMILIAR_ROWS = 100_000
 
 
 def is_indexable(job: MergeJob) -> bool:
-    """Whether the index can answer: all it takes of the target are columns that are equal, whose hashes are comparable."""
+    """Whether the index can answer: all it takes of the target are columns that are equal, whose hashes are comparable.
+
+    And, where the order of changes counts, their sequences.
+    """
     pairs = job.resolved.key_pairs
     return (
         bool(pairs)
         and len(pairs) == job.resolved.num_conjuncts
         and all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
-        and all(clause.is_condition_source_only for _, clause in job.clauses(When.MATCHED))
+        and (is_ordered(job) or all(clause.is_condition_source_only for _, clause in job.clauses(When.MATCHED)))
         and job.is_broadcast
         and _num_rows(job.candidates) <= MAX_ROWS
     )
+
+
+def is_ordered(job: MergeJob) -> bool:
+    """Whether the sequences of batch and target can be compared here."""
+    return job.keeps_order and job.source.num_rows <= MAX_SOURCE_ROWS and is_comparable(job)
 
 
 def is_worthwhile(job: MergeJob) -> bool:
@@ -60,7 +85,7 @@ def _num_rows(files: Sequence[DataFile]) -> int:
 
 
 def _reset(job: MergeJob) -> None:
-    job.index.reset((job.transaction.metadata["id"], job.resolved.key_pairs))
+    job.index.reset((job.transaction.metadata["id"], job.resolved.key_pairs, job.order_by))
 
 
 def find_matches_by_index(job: MergeJob) -> Located | None:
@@ -80,9 +105,33 @@ def find_matches_by_index(job: MergeJob) -> Located | None:
         return None
     batch = _hashes_of_batch(job)
     probes, numbers, rows = index.look_up(_unsigned(batch["high"]), _unsigned(batch["low"]))
-    pairs = Pairs(numbers.astype(np.int64), rows.astype(np.int64), probes, batch["action"].to_numpy()[probes])
+    sources, actions = (batch[name].to_numpy()[probes] for name in ("source", "action"))
+    pairs = Pairs(numbers.astype(np.int64), rows.astype(np.int64), sources, actions)
     by_number = {number: files[path] for number, path in index.paths().items() if path in files}
+    unsettled = _unsettled(job, batch, probes, pairs, by_number)
+    if unsettled:
+        read = pairs_in(job, [by_number.pop(number) for number in unsettled])
+        if read is None:
+            return None
+        pairs, by_number = joined_pairs((pairs, by_number), read)
     return matches_of(job, pairs, by_number, "index")
+
+
+def _unsettled(
+    job: MergeJob, batch: Any, probes: NDArray[np.int64], pairs: Pairs, files: Mapping[int, DataFile]
+) -> list[int]:
+    """Return the numbers of the files in which a row that matches may be newer than its change."""
+    if not job.order_by:
+        return []
+    places = [place_of(sequence) for sequence in batch["sequence"].to_pylist()]
+    found = []
+    for number in np.unique(pairs.files).tolist():
+        if number not in files:
+            continue
+        newest = place_of(job.index.newest(files[number].path))
+        if any(places[probe] < newest for probe in probes[pairs.files == number].tolist()):
+            found.append(number)
+    return found
 
 
 def _hash_columns(frame: DataFrame, names: Sequence[str]) -> tuple[Column, Column]:
@@ -110,13 +159,23 @@ def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     entries = target.where(_has_key(target, names)).select(
         checksum_column(), F.col(ROW).alias("row"), high.alias("high"), low.alias("low")
     )
-    table = entries.toArrow()
+    newest: dict[int, Any] = {}
+    if job.order_by:
+        of_file = target.where(_has_key(target, names)).groupBy(checksum_column())
+        sequences = of_file.agg(F.max(sequence_of(job, target)).alias("sequence"))
+        with Alongside(
+            target.sparkSession, f"{job.batch}: locate", lambda: planned_at_once(sequences).toArrow()
+        ) as looking:
+            table = entries.toArrow()
+            newest = {row["file"]: row["sequence"] for row in looking.result().to_pylist()}
+    else:
+        table = entries.toArrow()
     checksums = table["file"].to_numpy()
     if not set(np.unique(checksums).tolist()) <= files.keys():
         return False
     high_values, low_values = _unsigned(table["high"]), _unsigned(table["low"])
     paths = {number: file.path for number, file in files.items()}
-    job.index.add(paths, checksums, table["row"].to_numpy(), high_values, low_values)
+    job.index.add(paths, checksums, table["row"].to_numpy(), high_values, low_values, newest)
     return True
 
 
@@ -124,9 +183,25 @@ def _hashes_of_batch(job: MergeJob) -> Any:
     names = [pair.source for pair in job.resolved.key_pairs]
     source = job.bound_source
     high, low = _hash_columns(source, names)
-    action = F.coalesce(first_applying(job.clauses(When.MATCHED)), F.lit(-1)).cast("int")
-    rows = source.where(_has_key(source, names)).select(high.alias("high"), low.alias("low"), action.alias(ACTION))
-    return rows.withColumnRenamed(ACTION, "action").toArrow()
+    action = F.coalesce(_action(job), F.lit(-1)).cast("int")
+    sequence = [sequence_of(job, source).alias("sequence")] if job.order_by else []
+    rows = source.where(_has_key(source, names)).select(
+        high.alias("high"), low.alias("low"), F.col(SOURCE_ID).alias("source"), action.alias("action"), *sequence
+    )
+    return rows.toArrow()
+
+
+def _action(job: MergeJob) -> Column:
+    """Return the number of the clause that applies to a match; where the order of changes counts, if the change is not older."""
+    matched = job.clauses(When.MATCHED)
+    if not job.order_by:
+        return first_applying(matched)
+    ((_, insert),) = job.clauses(When.NOT_MATCHED)
+    update = next(number for number, clause in matched if clause.clause.is_update)
+    delete = next((number for number, clause in matched if clause.clause.is_delete), None)
+    # Such a sink's changes are deletes or upserts, and what it inserts are the upserts.
+    is_upsert = F.lit(True) if insert.condition is None else F.coalesce(insert.condition, F.lit(False))
+    return F.when(is_upsert, F.lit(update)).otherwise(F.lit(delete))
 
 
 def _unsigned(column: Any) -> Any:

@@ -51,7 +51,7 @@ class MergeJob:
         locator: How matches are found, if the user chose.
         check_cardinality: Whether several matches of one target row are an error.
         skip_unchanged: Whether an update that changes nothing is left out.
-        keeps_order: Whether the clauses are the default ones of a sink with a sequence.
+        order_by: The columns that hold the sequence; empty unless the clauses are the default ones of a sink with one.
         expects_newer_rows: Whether rows of the target were newer than their changes in the batch before.
         has_change_feed: Whether the table records its change data feed.
         batch: How messages name the batch.
@@ -69,12 +69,17 @@ class MergeJob:
     locator: str | None
     check_cardinality: bool
     skip_unchanged: bool
-    keeps_order: bool
+    order_by: Sequence[str]
     expects_newer_rows: bool
     has_change_feed: bool
     batch: str
     timer: PhaseTimer
     written: Any = None
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the clauses are the default ones of a sink with a sequence."""
+        return bool(self.order_by)
 
     @property
     def bound_source(self) -> DataFrame:

@@ -76,9 +76,7 @@ def by_checksum(job: MergeJob, files: Sequence[DataFile]) -> dict[int, DataFile]
 
 
 def find_pairs(job: MergeJob) -> Located | None:
-    """Join the candidate files with the batch, rows that are deleted already among them, and leave those out here.
-
-    To read a file without its deletion vector takes half the time, and the vector is needed here anyway.
+    """Find the matches by a join of the candidate files with the batch.
 
     Args:
         job: The merge; it has MATCHED clauses only, besides inserts.
@@ -86,10 +84,26 @@ def find_pairs(job: MergeJob) -> Located | None:
     Returns:
         None when a target row matches several times, where it takes a join to tell the keys, or when files can't be told apart.
     """
-    files = by_checksum(job, job.candidates)
+    joined = pairs_in(job, job.candidates)
+    return None if joined is None else matches_of(job, *joined, "scan")
+
+
+def pairs_in(job: MergeJob, candidates: Sequence[DataFile]) -> tuple[Pairs, Mapping[int, DataFile]] | None:
+    """Join some files with the batch, rows that are deleted already among them, which `matches_of` leaves out.
+
+    To read a file without its deletion vector takes half the time, and the vector is needed there anyway.
+
+    Args:
+        job: The merge; it has MATCHED clauses only, besides inserts.
+        candidates: The files.
+
+    Returns:
+        The pairs, and the files by their numbers in these; None when files can't be told apart.
+    """
+    files = by_checksum(job, candidates)
     if files is None:
         return None
-    target = job.resolved.target(job.transaction, [file.undeleted for file in job.candidates], with_rows=True)
+    target = job.resolved.target(job.transaction, [file.undeleted for file in candidates], with_rows=True)
     columns = job.resolved.once(
         "pairs", lambda: [checksum_column(), F.col(ROW).alias("row"), F.col(SOURCE_ID).alias("source")]
     )
@@ -99,7 +113,22 @@ def find_pairs(job: MergeJob) -> Located | None:
     if not set(np.unique(numbers).tolist()) <= files.keys():
         return None
     rows, sources, actions = (table[name].to_numpy() for name in ("row", "source", "action"))
-    return matches_of(job, Pairs(numbers, rows, sources, actions), files, "scan")
+    return Pairs(numbers, rows, sources, actions), files
+
+
+def joined_pairs(
+    one: tuple[Pairs, Mapping[int, DataFile]], other: tuple[Pairs, Mapping[int, DataFile]]
+) -> tuple[Pairs, dict[int, DataFile]]:
+    """Return two results of `pairs_in`, or of the index, as one; pairs of files that are not named go."""
+    parts = []
+    named: dict[int, DataFile] = {}
+    for pairs, files in (one, other):
+        own = {number: len(named) + place for place, number in enumerate(files)}
+        named |= {own[number]: file for number, file in files.items()}
+        is_named = np.isin(pairs.files, list(files))
+        numbers = np.array([own[number] for number in pairs.files[is_named].tolist()], dtype=np.int64)
+        parts.append((numbers, *(values[is_named] for values in (pairs.rows, pairs.sources, pairs.actions))))
+    return Pairs(*(np.concatenate(columns) for columns in zip(*parts, strict=True))), named
 
 
 def _with_action(rows: DataFrame) -> DataFrame:

@@ -1,6 +1,8 @@
 """Scan and index find the same rows, whatever other writers do to the table between the batches."""
 
+import datetime as dt
 import random
+from decimal import Decimal
 
 import pytest
 
@@ -184,3 +186,101 @@ def test_the_index_is_of_the_files_that_one_batch_after_the_other_asks_for(
         assert result.num_target_rows_updated == len([key for key in keys if key in expected])
         expected |= dict.fromkeys(keys, number)
     assert {row["k"]: row["v"] for row in read_rows(path)} == expected
+
+
+ORDERS = {
+    "bigint": lambda place: place,
+    "timestamp": lambda place: dt.datetime.fromisoformat("2024-01-01") + dt.timedelta(microseconds=place),
+    "date": lambda place: dt.date(2024, 1, 1) + dt.timedelta(days=place),
+    "decimal(20,4)": lambda place: Decimal(place) / 1000,
+    "string": lambda place: f"{place:05}é",
+    "struct<a: bigint, b: string>": lambda place: (place // 10, None if place % 10 == 0 else str(place % 10)),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ORDERS)
+def test_the_index_answers_where_the_order_of_changes_counts(spark, create_table, read_rows, kind):
+    """Against a dictionary, in batches whose sequences overlap: some changes are older than their row, or its delete."""
+    as_sequence = ORDERS[kind]
+    schema = f"k bigint, v bigint, s {kind}"
+    rows = [(key, key, as_sequence(key % 40)) for key in range(120)]
+    path = create_table(schema, rows, deletion_vectors=True)
+    expected = {key: (key % 40, key) for key in range(120)}
+    dead: dict[int, int] = {}
+    sink = merge_sink(path, keys="k", sequence_by="s", delete_when="op = 'd'", locator="index")
+    rng = random.Random(3)
+    had_stale = False
+    locators = []
+    for number in range(8):
+        # Every third batch is late.
+        start = 40 + 30 * number - (25 if number % 3 == 2 else 0)
+        batch = [(key, start + rng.randrange(40), rng.choice("uuud")) for key in rng.sample(range(160), 15)]
+        changes = [(key, number, as_sequence(place), op) for key, place, op in batch]
+        result = sink.merge(spark.createDataFrame(changes, f"{schema}, op string"))
+        alive = [change for change in batch if dead.get(change[0], -1) <= change[1]]
+        stale = [change for change in alive if change[0] in expected and expected[change[0]][0] > change[1]]
+        assert (result.num_stale_rows, result.num_outdated_rows) == (len(stale), len(batch) - len(alive))
+        locators.append((bool(stale) or had_stale, result.locator))
+        had_stale = bool(stale)
+        for key, place, op in alive:
+            if op == "d":
+                dead[key] = max(place, dead.get(key, -1))
+            if expected.get(key, (-1,))[0] <= place:
+                expected.pop(key, None)
+                if op == "u":
+                    expected[key] = (place, number)
+        if number == 3:
+            spark.sql(f"OPTIMIZE delta.`{path}`")
+        assert {row["k"]: row["v"] for row in read_rows(path)} == {key: v for key, (_, v) in expected.items()}
+    assert {locator for may_scan, locator in locators if not may_scan} == {"index"}
+
+
+@pytest.mark.core
+def test_files_are_read_only_where_a_row_may_be_newer_than_its_change(
+    create_table, create_source, append_rows, read_rows, monkeypatch
+):
+    read = []
+    pairs_in = index_locator.pairs_in
+    monkeypatch.setattr(index_locator, "pairs_in", lambda job, files: read.append(len(files)) or pairs_in(job, files))
+    schema = "k bigint, v string, seq bigint"
+    path = create_table(schema, [(1, "a", 1), (2, "a", 5), (3, "a", None)], deletion_vectors=True)
+    append_rows(path, schema, [(11, "b", 10), (12, "b", 100)])
+    sink = merge_sink(path, keys="k", sequence_by="seq", delete_when="v IS NULL", locator="index")
+
+    def merge(*changes: tuple[int, str | None, int | None]) -> tuple[int, ...]:
+        read.clear()
+        result = sink.merge(create_source(schema, changes))
+        assert result.locator == "index"
+        return result.num_target_rows_updated, result.num_target_rows_deleted, result.num_target_rows_inserted
+
+    # Of the first file all is older; nobody asks for the second.
+    assert (merge((1, "c", 5), (3, None, 6), (4, "c", 1)), read) == ((1, 1, 1), [])
+    # In the second a row is newer than the change, although not the one that matches.
+    assert (merge((2, "d", 7), (11, "d", 50)), read) == ((2, 0, 0), [1])
+    assert (merge((2, "e", 50), (11, "e", 100)), read) == ((2, 0, 0), [])
+    assert sorted(map(tuple, read_rows(path))) == [
+        (1, "c", 5),
+        (2, "e", 50),
+        (4, "c", 1),
+        (11, "e", 100),
+        (12, "b", 100),
+    ]
+    # What is older than its row is left out, and what was looked up in vain is done by a scan.
+    read.clear()
+    late = sink.merge(create_source(schema, [(12, "late", 99), (1, "f", 8)]))
+    assert (late.num_stale_rows, late.num_target_rows_updated, read) == (1, 1, [1])
+
+
+def test_sequences_that_the_driver_cannot_compare_are_read(create_table, create_source, read_rows, tmp_path):
+    path = create_table("k bigint, v bigint, seq double", [(1, 1, 1.0), (2, 2, 2.0)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", sequence_by="seq", locator="index")
+    result = sink.merge(create_source("k bigint, v bigint, seq double", [(1, 5, float("nan")), (3, 3, 0.0)]))
+    assert (result.locator, result.num_target_rows_updated) == ("scan", 1)
+    # Another type than the table has.
+    other = create_table(
+        "k bigint, v bigint, seq bigint", [(1, 1, 1)], deletion_vectors=True, path=str(tmp_path / "other")
+    )
+    sink = merge_sink(other, keys="k", sequence_by="seq", locator="index")
+    assert sink.merge(create_source("k bigint, v bigint, seq int", [(1, 5, 2)])).locator == "scan"
+    assert [tuple(row) for row in read_rows(other)] == [(1, 5, 2)]
