@@ -21,14 +21,14 @@ def is_comparable(job: MergeJob) -> bool:
     names = [name.lower() for name in job.order_by]
     # Values of two types Spark compares in a third one.
     is_same = all(name in kept and given[name].simpleString() == kept[name].simpleString() for name in names)
-    return is_same and all(_is_comparable(kept[name]) for name in names)
+    return is_same and all(is_comparable_type(kept[name]) for name in names)
 
 
 def sequence_of(job: MergeJob, frame: DataFrame) -> Column:
     """Return the sequence of a row of batch or target, for `place_of` once it is on the driver."""
     types = {field.name.lower(): field.dataType for field in job.resolved.types}
     return F.struct(
-        *[_sent(frame[quote(name)], types[name.lower()]).alias(f"s{i}") for i, name in enumerate(job.order_by)]
+        *[sent(frame[quote(name)], types[name.lower()]).alias(f"s{i}") for i, name in enumerate(job.order_by)]
     )
 
 
@@ -41,10 +41,11 @@ def place_of(sequence: Any) -> tuple[Any, ...]:
     return (1, sequence)
 
 
-def _is_comparable(kind: T.DataType) -> bool:
+def is_comparable_type(kind: T.DataType) -> bool:
+    """Whether Python orders values of a type as Spark does."""
     match kind:
         case T.StructType():
-            return all(_is_comparable(field.dataType) for field in kind.fields)
+            return all(is_comparable_type(field.dataType) for field in kind.fields)
         case T.StringType():
             return kind.simpleString() == "string"  # and not one with a collation
         case T.IntegralType() | T.DecimalType() | T.BooleanType() | T.TimestampType() | T.DateType():
@@ -54,11 +55,11 @@ def _is_comparable(kind: T.DataType) -> bool:
             return False
 
 
-def _sent(value: Column, kind: T.DataType) -> Column:
+def sent(value: Column, kind: T.DataType) -> Column:
     """Return a value in a type that Python has all values of."""
     match kind:
         case T.StructType():
-            parts = [_sent(value.getField(f.name), f.dataType).alias(f"p{i}") for i, f in enumerate(kind.fields)]
+            parts = [sent(value.getField(f.name), f.dataType).alias(f"p{i}") for i, f in enumerate(kind.fields)]
             return F.when(value.isNotNull(), F.struct(*parts))
         case T.TimestampType():
             return F.unix_micros(value)

@@ -53,11 +53,14 @@ def rows_of(read_rows, path):
     return sorted(rows, key=repr)
 
 
-@pytest.mark.core
+@pytest.mark.any_strategy
 @pytest.mark.parametrize(
     "batches",
-    [[range(9)], [range(3), range(3, 6), range(6, 9)], [(8, 4, 0), (3, 6, 5, 2), (1, 7, 3, 8), (4, 0)]],
-    ids=["at once", "in order", "late and twice"],
+    [
+        pytest.param([range(9)], id="at once"),
+        pytest.param([range(3), range(3, 6), range(6, 9)], id="in order"),
+        pytest.param([(8, 4, 0), (3, 6, 5, 2), (1, 7, 3, 8), (4, 0)], id="late and twice", marks=pytest.mark.core),
+    ],
 )
 def test_a_log_makes_the_database_s_own_rows(spark, create_table, read_rows, deletion_vectors, batches):
     path = create_table(COLUMNS, deletion_vectors=deletion_vectors)
