@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 MAX_ROWS = 5_000_000
 """Rows of the files that a batch may match, deleted ones included, beyond which no index is kept (120 MB)."""
+
+MAX_ROWS_OF_ALL = 20_000_000
+"""Rows in the indexes of all sinks of a process beyond which the one that wants more keeps none (480 MB)."""
 
 MAX_SEGMENTS = 12
 
@@ -49,7 +54,7 @@ class Segment:
         return len(self.high)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class KeyIndex:
     """The keys of some files of one table.
 
@@ -64,14 +69,22 @@ class KeyIndex:
     _newest: dict[str, Any] = field(default_factory=dict)
     _segments: list[Segment] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        with _lock:
+            _indexes.add(self)
+
     def reset(self, fingerprint: tuple[object, ...]) -> None:
         """Forget everything if the hashes would be made of something else."""
         if fingerprint != self.fingerprint:
             self.fingerprint = fingerprint
-            self._numbers.clear()
-            self._newest.clear()
-            self._segments.clear()
+            self.clear()
             self._asked = frozenset()
+
+    def clear(self) -> None:
+        """Forget all files."""
+        self._numbers.clear()
+        self._newest.clear()
+        self._segments.clear()
 
     def note_asked(self, paths: Collection[str]) -> set[str]:
         """Note which files a batch may match, and return those that are not known and that the batch before did not ask for."""
@@ -106,6 +119,12 @@ class KeyIndex:
         if len(self) + num_rows > MAX_ROWS:
             self.retain(paths)
             self._merge_from(0)
+
+    def has_room(self, num_rows: int) -> bool:
+        """Whether the indexes of all sinks leave room for so many rows more in this one."""
+        with _lock:
+            indexes = list(_indexes)
+        return sum(map(len, indexes)) + num_rows <= MAX_ROWS_OF_ALL
 
     def add(
         self,
@@ -187,3 +206,8 @@ class KeyIndex:
         if not probes:
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint32)
         return np.concatenate(probes), np.concatenate(files), np.concatenate(rows)
+
+
+_lock = Lock()
+_indexes: WeakSet[KeyIndex] = WeakSet()
+"""Those of all sinks of the process."""

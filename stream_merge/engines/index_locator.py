@@ -92,7 +92,8 @@ def find_matches_by_index(job: MergeJob) -> Located | None:
     """Do what `find_pairs` does, by the index.
 
     Returns:
-        None when a target row matches several times, where it takes a join to tell the keys, or when files can't be told apart.
+        None when a target row matches several times, where it takes a join to tell the keys, when files can't be told apart, or
+        when the indexes of other sinks leave no room.
     """
     index = job.index
     _reset(job)
@@ -100,6 +101,9 @@ def find_matches_by_index(job: MergeJob) -> Located | None:
     files = {file.path: file for file in job.candidates}
     unknown = [file for path, file in files.items() if not index.has(path)]
     index.make_room(_num_rows(unknown), files.keys())
+    if unknown and not index.has_room(_num_rows(unknown)):
+        index.clear()
+        return None
     reached("locating")
     if not _add_files(job, unknown):
         return None

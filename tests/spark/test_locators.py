@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from stream_merge import AmbiguousMatchError, merge_sink
+from stream_merge import AmbiguousMatchError, key_index, merge_sink
 from stream_merge.engines import index_locator, index_order, merge_on_read
 from tests.spark.delta_log import actions_of, latest_version, row_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
@@ -160,6 +160,15 @@ def test_the_index_is_not_asked_where_it_cannot_answer(spark, create_table):
     result = by_double.when_matched_update_all().when_not_matched_insert().merge(batch)
     assert [null_safe.locator, result.locator] == ["scan", "scan"]
     assert null_safe.num_target_rows_updated == result.num_target_rows_updated == 2
+
+
+def test_without_room_for_an_index_the_files_are_scanned(spark, create_table, create_source, read_rows, monkeypatch):
+    path = create_table("k bigint, v bigint", [(1, 1), (2, 2)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", locator="index")
+    assert sink.merge(create_source("k bigint, v bigint", [(1, 3)])).locator == "index"
+    monkeypatch.setattr(key_index, "MAX_ROWS_OF_ALL", 0)
+    assert sink.merge(create_source("k bigint, v bigint", [(1, 4), (2, 4)])).locator == "scan"
+    assert sorted(map(tuple, read_rows(path))) == [(1, 4), (2, 4)]
 
 
 def test_the_index_is_of_the_files_that_one_batch_after_the_other_asks_for(

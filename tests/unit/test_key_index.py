@@ -1,5 +1,6 @@
 """The key index against a dictionary."""
 
+import gc
 import random
 
 import numpy as np
@@ -86,6 +87,22 @@ def test_files_are_familiar_when_the_batch_before_asked_for_them_or_they_are_kno
     assert index.note_asked(["a", "b"]) == {"b"}
     index.reset(("another table", "k"))
     assert index.note_asked(["a", "b"]) == {"a", "b"}
+
+
+def test_all_indexes_of_the_process_share_the_room(monkeypatch):
+    one, other = KeyIndex(), KeyIndex()
+    add(one, {"a": list(range(60))})
+    add(other, {"b": list(range(30))})
+    gc.collect()  # the indexes of other tests
+    monkeypatch.setattr(key_index, "MAX_ROWS_OF_ALL", sum(map(len, key_index._indexes)) + 10)
+    assert one.has_room(10)
+    assert not one.has_room(11)
+    other.clear()
+    assert one.has_room(40)
+    assert not one.has_room(41)
+    del other, one
+    gc.collect()
+    assert KeyIndex().has_room(100)
 
 
 def test_room_is_made_by_forgetting_what_the_batch_cannot_match(monkeypatch):
