@@ -23,7 +23,7 @@ test: $(VENV)/.installed-test ## Run all tests on the newest supported Spark and
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
-	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core $(ARGS)"
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core --one-strategy $(ARGS)"
 
 lint: $(VENV)/.installed-dev ## Run ruff and mypy
 	@status=0; for check in "ruff check ." "ruff format --check ." mypy; do \

@@ -103,17 +103,19 @@ STRATEGIES = ("copy_on_write", "merge_on_read")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that the marker `any_strategy` names."""
+    """Add the options that go beyond the marker `any_strategy`."""
     parser.addoption(
         "--both-strategies", action="store_true", help="run the tests marked any_strategy with both strategies"
     )
+    parser.addoption("--one-strategy", action="store_true", help="run all tests as if they were marked any_strategy")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave one strategy to each test that is marked `any_strategy`, unless a test is asked for by its full name."""
     if config.getoption("--both-strategies") or any("[" in name for name in config.args):
         return
-    kept = [item for item in items if not item.get_closest_marker("any_strategy") or _is_drawn(item)]
+    is_one_enough = config.getoption("--one-strategy")
+    kept = [i for i in items if _is_drawn(i) or not (is_one_enough or i.get_closest_marker("any_strategy"))]
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     items[:] = kept
 
