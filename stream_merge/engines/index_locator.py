@@ -39,6 +39,9 @@ from stream_merge.steps import reached
 MIN_CANDIDATE_ROWS = 100_000
 """Where fewer rows can match, reading them is as fast as two small jobs of the index."""
 
+MIN_ORDERED_CANDIDATE_ROWS = 750_000
+"""The same where the order of changes counts, which takes the index a job more."""
+
 MAX_UNFAMILIAR_ROWS = 100_000
 """Files of more rows that the batch before did not look into are read for this batch alone: the next one may look elsewhere."""
 
@@ -74,7 +77,7 @@ def is_worthwhile(job: MergeJob) -> bool:
     candidates = {file.path: file for file in job.candidates}
     unfamiliar = job.index.note_asked(candidates.keys())
     return (
-        _num_rows(job.candidates) >= MIN_CANDIDATE_ROWS
+        _num_rows(job.candidates) >= (MIN_ORDERED_CANDIDATE_ROWS if job.order_by else MIN_CANDIDATE_ROWS)
         and _num_rows([candidates[path] for path in unfamiliar]) <= MAX_UNFAMILIAR_ROWS
     )
 

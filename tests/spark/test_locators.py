@@ -308,11 +308,21 @@ def test_the_driver_orders_sequences_as_spark_does(spark, kind):
     data_type = spark.createDataFrame([], f"s {kind}").schema["s"].dataType
     rows = spark.createDataFrame(list(enumerate(reversed(PLACES[kind]))), f"n int, s {kind}")
     sent = rows.select("n", "s", index_order.sent(rows["s"], data_type).alias("sent"))
-    in_order = [row["n"] for row in sent.orderBy("s").collect()]
+    in_order = [row["n"] for row in sent.orderBy("s").select("n").collect()]
     assert in_order == sorted(in_order, reverse=True)
     values = sent.select("n", "sent").toArrow().to_pylist()
     assert [row["n"] for row in sorted(values, key=lambda row: index_order.place_of(row["sent"]))] == in_order
     assert index_order.is_comparable_type(data_type)
+
+
+def test_where_the_order_counts_an_index_is_worth_more_rows(spark, create_table, create_source, monkeypatch):
+    monkeypatch.setattr(index_locator, "MIN_CANDIDATE_ROWS", 2)
+    monkeypatch.setattr(index_locator, "MIN_ORDERED_CANDIDATE_ROWS", 4)
+    path = create_table("k bigint, seq bigint", [(1, 1), (2, 1)], deletion_vectors=True)
+    sinks = merge_sink(path, keys="k"), merge_sink(path, keys="k", sequence_by="seq")
+    assert [sink.merge(create_source("k bigint, seq bigint", [(1, 2)])).locator for sink in sinks] == ["index", "scan"]
+    rows = [(1, 3), (2, 3), (3, 3), (4, 3)]
+    assert [sink.merge(create_source("k bigint, seq bigint", rows)).locator for sink in sinks] == ["index", "index"]
 
 
 def test_sequences_that_the_driver_cannot_compare_are_read(create_table, create_source, read_rows, tmp_path):
