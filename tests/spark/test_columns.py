@@ -18,7 +18,7 @@ from stream_merge.errors import ConstraintViolationError, MergeExecutionError, S
 from tests.spark.delta_log import actions_of, latest_version, read_actions
 from tests.spark.tables import create_computed, files_below, upsert
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.any_strategy]
 
 
 class TestConstraints:
