@@ -22,7 +22,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("strategy", ["merge_on_read", "copy_on_write"])
-@pytest.mark.parametrize("table", ["orders", "order_items", "customers", "products", "t"])
+@pytest.mark.parametrize("table", ["orders", "order_items", "customers", "t"])
 def test_fifty_batches_that_come_twice_make_the_database_s_own_table(spark, create_table, table, strategy):
     directory = CAPTURES / "edge" if table == "t" else DEMO
     path = create_table(COLUMNS[table], deletion_vectors=strategy == "merge_on_read")
