@@ -33,6 +33,7 @@ from stream_merge.engines.pairs import (
 from stream_merge.files import DataFile
 from stream_merge.key_index import MAX_ROWS
 from stream_merge.side_by_side import Alongside
+from stream_merge.source import deletes
 from stream_merge.statement import quote
 from stream_merge.steps import reached
 
@@ -56,14 +57,14 @@ def is_indexable(job: MergeJob) -> bool:
         bool(pairs)
         and len(pairs) == job.resolved.num_conjuncts
         and all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
-        and (is_ordered(job) or all(clause.is_condition_source_only for _, clause in job.clauses(When.MATCHED)))
+        and (_can_tell_order(job) or all(clause.is_condition_source_only for _, clause in job.clauses(When.MATCHED)))
         and job.is_broadcast
         and _num_rows(job.candidates) <= MAX_ROWS
     )
 
 
-def is_ordered(job: MergeJob) -> bool:
-    """Whether the sequences of batch and target can be compared here."""
+def _can_tell_order(job: MergeJob) -> bool:
+    """Whether the order of changes counts, and the sequences of batch and target can be compared here."""
     return job.keeps_order and job.source.num_rows <= MAX_SOURCE_ROWS and is_comparable(job)
 
 
@@ -162,14 +163,12 @@ def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
         return False
     names = [pair.target for pair in job.resolved.key_pairs]
     target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
+    target = target.where(_has_key(target, names))
     high, low = _hash_columns(target, names)
-    entries = target.where(_has_key(target, names)).select(
-        checksum_column(), F.col(ROW).alias("row"), high.alias("high"), low.alias("low")
-    )
+    entries = target.select(checksum_column(), F.col(ROW).alias("row"), high.alias("high"), low.alias("low"))
     newest: dict[int, Any] = {}
     if job.order_by:
-        of_file = target.where(_has_key(target, names)).groupBy(checksum_column())
-        sequences = of_file.agg(F.max(sequence_of(job, target)).alias("sequence"))
+        sequences = target.groupBy(checksum_column()).agg(F.max(sequence_of(job, target)).alias("sequence"))
         with Alongside(
             target.sparkSession, f"{job.batch}: locate", lambda: planned_at_once(sequences).toArrow()
         ) as looking:
@@ -203,12 +202,9 @@ def _action(job: MergeJob) -> Column:
     matched = job.clauses(When.MATCHED)
     if not job.order_by:
         return first_applying(matched)
-    ((_, insert),) = job.clauses(When.NOT_MATCHED)
     update = next(number for number, clause in matched if clause.clause.is_update)
     delete = next((number for number, clause in matched if clause.clause.is_delete), None)
-    # Such a sink's changes are deletes or upserts, and what it inserts are the upserts.
-    is_upsert = F.lit(True) if insert.condition is None else F.coalesce(insert.condition, F.lit(False))
-    return F.when(is_upsert, F.lit(update)).otherwise(F.lit(delete))
+    return F.when(deletes(job.resolved), F.lit(delete)).otherwise(F.lit(update))
 
 
 def _unsigned(column: Any) -> Any:
