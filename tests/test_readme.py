@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from examples import complete_mode, many_tables, upsert
+from examples import change_data, complete_mode, many_tables, partial_updates, upsert
 from stream_merge import debezium, merge_sink
 from tests.debezium.captures import DEMO, EVENT_SCHEMA, as_records
 from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record, with_schema
@@ -309,3 +309,24 @@ def test_the_many_tables_example(spark, tmp_path, rows_of):
         warehouse = tmp_path / "spark-warehouse"
         assert rows_of(warehouse / "customers", "id", "name") == [(1, "Ada L.")]
         assert rows_of(warehouse / "orders", "id", "customer_id") == [(7, 1)]
+
+
+def test_the_change_data_example(spark, tmp_path, rows_of):
+    warehouse = tmp_path / "spark-warehouse"
+    change_data.write_records(tmp_path, change_data.FIRST)
+    [first] = change_data.run(spark, tmp_path)
+    assert (first.num_target_rows_inserted, first.num_tombstones) == (1, 1)
+    change_data.write_records(tmp_path, change_data.LATE, len(change_data.FIRST))
+    [late] = change_data.run(spark, tmp_path)
+    assert (late.num_target_rows_inserted, late.num_outdated_rows, late.num_quarantined_rows) == (1, 1, 1)
+    target = warehouse / "customers_of_the_database"
+    assert rows_of(target, "id", "name", "notes") == [(1, "Ada L.", "a long text"), (4, "Barbara", None)]
+    assert rows_of(warehouse / "customers_rejected", "offset", "value") == [(6, '{"op": "c", "after": ')]
+
+
+def test_the_partial_updates_example(spark, tmp_path):
+    assert [tuple(row) for row in partial_updates.run(spark, tmp_path).collect()] == [
+        (1, "ada@example.org", "+44 1", 0.7),
+        (2, "grace@example.org", None, None),
+        (3, None, None, 0.5),
+    ]
