@@ -111,6 +111,7 @@ def test_every_metric_is_in_the_history_and_in_the_result(spark: SparkSession, t
     ("partition_by", "change_feed"), [((), False), (("region",), True)], ids=["plain", "partitioned with feed"]
 )
 @pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.any_strategy
 def test_metrics_are_those_of_delta(
     create_table, append_rows, create_source, tmp_path, deletion_vectors, scenario, partition_by, change_feed
 ):
