@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
 from stream_merge.cli.packages import find_packages
 from stream_merge.cli.pipeline import Pipeline, Source, SparkSettings
+from stream_merge.cli.spark_process import starting_jvm
 from stream_merge.cli.stopping import StopNow
 from stream_merge.java import find_java_fault
 
@@ -114,7 +114,7 @@ def start_spark(
     launched = SparkConf(loadDefaults=False).setAll(list(launch_settings(settings, secrets).items()))
     output = JvmOutput()
     try:
-        with output.captured() as streams, _no_sigterm():
+        with output.captured() as streams, starting_jvm():
             gateway = launch_gateway(conf=launched, popen_kwargs=streams)  # type: ignore[no-untyped-call]
         context = SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
     except PySparkException as error:
@@ -208,22 +208,6 @@ def _redaction(given: str | None, settings: Mapping[str, str], secrets: Secrets)
 
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-@contextmanager
-def _no_sigterm() -> Iterator[None]:
-    """Start the JVM deaf to SIGTERM, as PySpark does for SIGINT: who ends a service may send it to all of its processes.
-
-    The JVM would stop Spark in the middle of a micro-batch. It ends when the command does, since its standard input ends then.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class JvmOutput:

@@ -253,6 +253,10 @@ def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp
     arguments = Path(f"/proc/{java}/cmdline").read_text()
     assert "spark.sql.shuffle.partitions=2" in arguments
     assert "s3cret-value" not in arguments
+    ignored = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{java}/status").read_text(), re.M)
+    assert int(ignored[1], 16) & 1 << (signal.SIGTERM - 1), (
+        "who ends a service may send the signal to all its processes"
+    )
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
     assert sentences(running)[-1] == "INFO ended: stopped by a signal"
@@ -295,6 +299,31 @@ def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, wr
     assert [line.split(":")[0] for line in sentences(again) if "inserted" in line] == ["INFO ./lake/items"]
     assert rows(read_rows, tmp_path / "lake/orders", "id", "name") == [(1, "a"), (2, "b")]
     assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
+
+
+def test_a_signal_that_comes_while_spark_starts(start_command, land, write_pipeline, tmp_path):
+    """It ends the command at once, and the JVM with it, which may be fetching packages for minutes."""
+    write_pipeline()
+    land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))
+    starting = start_command("run", "pipeline.toml")
+    starting.wait_for("starting pipeline")
+    spark = wait_for_spark(starting)
+    starting.signal(signal.SIGTERM)
+    assert starting.wait(20) == 143, starting.stderr
+    assert starting.stderr.splitlines()[1:] == ["stopped by SIGTERM; no micro-batch was running"]
+    assert not Path(f"/proc/{spark}/cmdline").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["landing"]
+
+
+def wait_for_spark(child):
+    """Return the process id of the command's Spark, once it has begun to start."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for number in Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children").read_text().split():
+            if "org.apache.spark.deploy.SparkSubmit" in Path(f"/proc/{number}/cmdline").read_text():
+                return int(number)
+        time.sleep(0.02)
+    raise AssertionError(f"Spark was not started: {child.stderr}")
 
 
 def test_a_batch_that_hangs_is_cut_off(start_command, land, write_pipeline, read_rows, tmp_path):
