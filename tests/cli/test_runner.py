@@ -64,6 +64,14 @@ def test_errors_that_say_so_are_retried():
             "Storage cannot be read or written: No space left on device.",
         ),
         (
+            "java.nio.file.AccessDeniedException: s3a://lake/orders: getFileStatus: Forbidden (Service: S3, Status Code: 403)",
+            "Storage cannot be read or written: s3a://lake/orders: getFileStatus: Forbidden (Service: S3, Status Code: 403).",
+        ),
+        (
+            "java.net.ConnectException: Connection refused",
+            "Storage cannot be read or written: Connection refused.",
+        ),
+        (
             "org.apache.hadoop.fs.ParentNotDirectoryException: Parent path is not a directory: file:/lake",
             "Storage cannot be read or written: Parent path is not a directory: file:/lake.",
         ),
@@ -89,6 +97,15 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
             ExitCode.FAILED,
         ),
         (
+            "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost because they "
+            "are not available in Kafka any more; either the data was aged out by Kafka or the topic may have been deleted. If you "
+            "don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.\nReason: Could "
+            "not read records in offset [5, 9) for topic partition orders-0.",
+            "Kafka has dropped records before the pipeline read them, or the topic was made anew, and they are not skipped: Could "
+            "not read records in offset [5, 9) for topic partition orders-0. Give the topic a longer retention.",
+            ExitCode.FAILED,
+        ),
+        (
             "java.lang.IllegalStateException: Partition orders-0's offset was changed from 9 to 2, some data may have been missed.",
             "Kafka has dropped records before the pipeline read them",
             ExitCode.FAILED,
@@ -102,6 +119,43 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
             "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed",
             "Kafka refuses access: ",
             ExitCode.CANNOT_START,
+        ),
+        (
+            "java.lang.IllegalStateException: [KAFKA_DATA_LOSS.ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO] Some data may have "
+            "been lost because they are not available in Kafka any more; [...] Reason: Added partition items-0 starts from 120 "
+            "instead of 0.",
+            "Kafka had dropped records of a topic or partition before the pipeline first looked at it, and they are not skipped: "
+            "Added partition items-0 starts from 120 instead of 0. Give the topic a pipeline of its own ",
+            ExitCode.FAILED,
+        ),
+        (
+            "java.nio.file.AccessDeniedException: s3a://lake/orders: org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException: No AWS "
+            "Credentials provided by TemporaryAWSCredentialsProvider",
+            "Storage refuses the login: s3a://lake/orders: ",
+            ExitCode.CANNOT_START,
+        ),
+        (
+            "java.nio.file.AccessDeniedException: s3a://lake/orders: getFileStatus on s3a://lake/orders: "
+            "software.amazon.awssdk.services.s3.model.S3Exception: The AWS Access Key Id you provided does not exist in our records. "
+            "(Service: S3, Status Code: 403, Request ID: 1):InvalidAccessKeyId",
+            "Storage refuses the login: s3a://lake/orders: getFileStatus on s3a://lake/orders: ",
+            ExitCode.CANNOT_START,
+        ),
+        (
+            "com.amazonaws.services.s3.model.AmazonS3Exception: The request signature we calculated does not match (Service: Amazon "
+            "S3; Status Code: 403; Error Code: SignatureDoesNotMatch)",
+            "Storage refuses the login: The request signature we calculated does not match",
+            ExitCode.CANNOT_START,
+        ),
+        (
+            "java.lang.IllegalArgumentException: java.net.URISyntaxException: Relative path in absolute URI: lake:orders",
+            "An address in the pipeline file is not one: Relative path in absolute URI: lake:orders. Correct it.",
+            ExitCode.USAGE,
+        ),
+        (
+            "java.net.MalformedURLException: unknown protocol: s4",
+            "An address in the pipeline file is not one: unknown protocol: s4. Correct it.",
+            ExitCode.USAGE,
         ),
         ("java.lang.OutOfMemoryError: Java heap space", "Spark is out of memory: ", ExitCode.FAILED),
     ],
