@@ -60,8 +60,13 @@ _REPOSITORIES = "spark.jars.repositories"
 _REDACTION = "spark.redaction.regex"
 _SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
 """Spark's own default."""
-_UNRESOLVED = re.compile(r"unresolved dependency: (?P<coordinate>[^\s:]+):")
-_NO_BROKER = re.compile(r"NetworkClient: .*Connection to node \S+ \((?P<address>[^)]*)\) could not be established")
+_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+# Of the second kind the repository has the description, and not the package.
+_UNRESOLVED = re.compile(r"unresolved dependency: ([^\s:]+):|download failed: ([^\s!]+)!")
+_NO_BROKER = re.compile(
+    r"NetworkClient: .*(?:Connection to node \S+ \((?P<address>[^)]*)\) could not be established"
+    r"|Error connecting to node (?P<unknown>\S+) \()"
+)
 
 
 def start_session(pipeline: Pipeline, secrets: Secrets) -> SparkSession:
@@ -184,8 +189,16 @@ def launch_settings(settings: Mapping[str, str], secrets: Secrets) -> dict[str, 
     they have to be there; a user's name that is `kafka`, say, is a part of the packages' names, too.
 
     Raises:
-        PipelineError: The address of a repository has a password.
+        PipelineError: The address of a repository has a password, or an option of Java a value that is hidden.
     """
+    for name in _JAVA_OPTIONS:
+        if secrets.mask(settings.get(name, "")) != settings.get(name, ""):
+            raise PipelineError(
+                f'"{name}" in [spark.conf] has a value of the environment or a secret, which every user of this machine could see '
+                "among the arguments of Spark's process: write the options into a file that only the pipeline may read, and "
+                '"@/path/of/the/file" in their place.',
+                ExitCode.USAGE,
+            )
     repositories = settings.get(_REPOSITORIES, "")
     if "@" in repositories and secrets.mask(repositories) != repositories:
         raise PipelineError(
@@ -246,12 +259,22 @@ class JvmOutput:
                 self._warn(line)
 
     def _warn(self, line: str) -> None:
-        """Tell of a broker that is away: Kafka's client says it every second, and Spark itself for minutes nothing."""
+        """Tell of a broker that is away, or sends its clients to a name that is not known here.
+
+        Kafka's client says it every second, and Spark itself for minutes nothing.
+        """
         no_broker = _NO_BROKER.search(line)
         now = time.monotonic()
         if no_broker is None or (self._warned_at is not None and now - self._warned_at < _SECONDS_BETWEEN_WARNINGS):
             return
         self._warned_at = now
+        if no_broker["unknown"] is not None:
+            logger.warning(
+                "the Kafka broker says that it is reached at %s, where this machine finds none; trying on. Correct its "
+                "advertised.listeners, or make the name known here",
+                no_broker["unknown"],
+            )
+            return
         logger.warning("no Kafka broker answers at %s; trying on", no_broker["address"].lstrip("/"))
 
 
@@ -264,7 +287,7 @@ def explain_start_failure(lines: Sequence[str], packages: str, error: str) -> Pi
         error: What PySpark says.
     """
     text = "\n".join(lines)
-    unresolved = list(dict.fromkeys(match["coordinate"] for match in _UNRESOLVED.finditer(text)))
+    unresolved = list(dict.fromkeys(match[1] or match[2] for match in _UNRESOLVED.finditer(text)))
     if unresolved:
         names = ", ".join(coordinate.replace("#", ":").replace(";", ":") for coordinate in unresolved)
         unreachable = any(
