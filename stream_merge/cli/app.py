@@ -352,6 +352,8 @@ def _run_on_spark(
 ) -> ExitCode:
     import logging
 
+    from stream_merge.cli.catalog import find_catalog_faults
+    from stream_merge.cli.faults import PipelineFileError
     from stream_merge.cli.runner import Runner
     from stream_merge.cli.session import start_session, stopped_after
     from stream_merge.cli.stopping import StopSignals
@@ -362,6 +364,9 @@ def _run_on_spark(
     spark = start_session(pipeline, loaded.secrets)
     # After Spark has started: PySpark puts a handler of its own for SIGINT.
     with stopped_after(spark), StopSignals() as signals:
+        faults = list(find_catalog_faults(spark, loaded))
+        if faults:
+            raise PipelineFileError(faults, loaded.path)
         code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
         reason = "all that was there is merged" if signals.received is None else "stopped by a signal"
         logger.info("ended: %s", reason if code is ExitCode.OK else "a signal cut the running micro-batch off")

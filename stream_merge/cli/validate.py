@@ -35,10 +35,12 @@ def validate(loaded: LoadedPipeline, spark: SparkSession | None) -> list[Fault]:
     if not faults:
         faults = list(_sink_faults(loaded))
     if spark is not None:
+        from stream_merge.cli.catalog import find_catalog_faults
         from stream_merge.cli.checkpoint_checks import find_checkpoint_faults
         from stream_merge.cli.source_checks import find_source_faults
         from stream_merge.cli.table_checks import find_table_faults
 
+        faults += find_catalog_faults(spark, loaded)
         source_faults = list(find_source_faults(spark, loaded))
         faults += source_faults
         # Of a source that cannot be read there are no rows to check the tables with.

@@ -227,9 +227,37 @@ def test_a_missing_table(find, land):
     assert find(PIPELINE + FILES + TABLE + "create_if_missing = false\n") == [
         "pipeline.toml:8: tables[0].target: there is no Delta table ./lake/orders; create it, or set create_if_missing = true"
     ]
-    assert find(PIPELINE + FILES + TABLE.replace("./lake/orders", "nowhere.orders")) == [
-        "pipeline.toml:8: tables[0].target: there is no schema nowhere in the catalog; create it: CREATE SCHEMA nowhere"
+
+
+def test_a_name_in_a_catalog_that_forgets_its_tables(find, land):
+    """The `./` is missing: the first run would make the table under spark-warehouse, where the second does not find it."""
+    land({"id": 1})
+    text = PIPELINE + FILES + TABLE.replace("./lake/orders", "orders") + 'quarantine = "lake.rejected"\n'
+    why = "is the name of a table in a catalog, and Spark's own forgets its tables when the command ends; write"
+    way_out = 'for a folder, or configure a metastore ("spark.sql.catalogImplementation" = "hive") in [spark.conf]'
+    assert find(text) == [
+        f"pipeline.toml:8: tables[0].target: orders {why} ./orders {way_out}",
+        f"pipeline.toml:10: tables[0].quarantine: lake.rejected {why} ./lake.rejected {way_out}",
     ]
+    assert find(text.replace('"orders"', '"spark_catalog.x.orders"'))[0].startswith(
+        "pipeline.toml:8: tables[0].target: spark_catalog.x.orders is the name"
+    )
+
+
+def test_a_name_in_another_catalog(find, spark, monkeypatch):
+    from stream_merge.cli.catalog import is_forgotten
+
+    monkeypatch.setattr("stream_merge.cli.catalog.is_forgotten", lambda *_: False)
+    monkeypatch.setattr("stream_merge.cli.table_checks.is_forgotten", lambda *_: False)
+    assert "pipeline.toml:8: tables[0].target: there is no schema nowhere in the catalog; create it: CREATE SCHEMA nowhere" in find(
+        PIPELINE + FILES + TABLE.replace("./lake/orders", "nowhere.orders")
+    )
+    spark.conf.set("spark.sql.catalog.unity", "io.unitycatalog.spark.UCSingleCatalog")
+    try:
+        assert not is_forgotten(spark, "unity.shop.orders")
+        assert is_forgotten(spark, "shop.orders")
+    finally:
+        spark.conf.unset("spark.sql.catalog.unity")
 
 
 def test_targets_that_cannot_be_made(find, land, here):
