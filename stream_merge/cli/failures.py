@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from stream_merge.bridge.jvm import throwables
 from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.tables import CHANGE_COL
 from stream_merge.errors import (
     ConfigError,
     MergeExecutionError,
@@ -193,6 +194,8 @@ def _describe_own(error: StreamMergeError) -> Failure:
         case ConfigError():
             return Failure(sentence=f"{sentence}. Correct the pipeline file.", exit_code=ExitCode.USAGE)
         case UnresolvedColumnError():
+            # The column of the decoded change is no column of the user's.
+            sentence = re.sub(rf"\b{CHANGE_COL}, |, {CHANGE_COL}\b", "", sentence)
             return Failure(sentence=sentence, exit_code=ExitCode.USAGE)
         case _:
             return Failure(sentence=sentence)

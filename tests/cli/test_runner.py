@@ -192,6 +192,13 @@ def test_a_table_that_is_missing_keeps_the_pipeline_from_starting():
             ExitCode.USAGE,
         ),
         (UnresolvedColumnError("./t: keys names x."), "./t: keys names x.", ExitCode.USAGE),
+        (
+            UnresolvedColumnError(
+                "./t: keys names x, and the source has no such column. Name some of those that it has: a, _change."
+            ),
+            "./t: keys names x, and the source has no such column. Name some of those that it has: a.",
+            ExitCode.USAGE,
+        ),
     ],
 )
 def test_errors_of_the_library_are_told_in_the_words_of_the_file(error, sentence, exit_code):

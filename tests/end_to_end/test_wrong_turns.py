@@ -79,8 +79,7 @@ def test_a_pattern_that_matches_a_topic_later(kafka: Kafka, prefix: str, write_p
         pytest.param(
             {"key": "number"},
             2,
-            "./lake/orders: keys names number, and the source has no such column. Name some of those that it has: id, qty, "
-            "_change.",
+            "./lake/orders: keys names number, and the source has no such column. Name some of those that it has: id, qty.",
             id="a key that is no column",
         ),
     ],
@@ -89,7 +88,6 @@ def test_what_the_first_rows_show(orders: str, write_pipeline, start, tmp_path: 
     write_pipeline(f'topics = ["{orders}"]', **settings)
     assert said(start("run", "--once", "pipeline.toml"), exit_code) == [
         STARTED,
-        f"ERROR router: batch 0: {orders} (table ./lake/orders) failed",
         sentence,
     ]
     assert not (tmp_path / "lake").exists()
