@@ -109,6 +109,22 @@ def test_a_table_without_a_key_has_what_it_takes(faults_of):
     ]
 
 
+def test_targets_that_metrics_cannot_tell_apart(faults_of):
+    text = PIPELINE + KAFKA.replace('["orders"]', '["orders", "items", "old"]') + DEBEZIUM
+    for source, target in (("orders", "${BRONZE}/shop"), ("items", "${SILVER}/shop"), ("old", "${SILVER}/shop")):
+        text += f'[[tables]]\nsource = "{source}"\ntarget = "{target}"\nkeys = ["id"]\n'
+    folders = {"BRONZE": "/lake/bronze", "SILVER": "/lake/silver"}
+    assert faults_of(text, **folders) == []
+    assert faults_of(text + "[metrics]\nprometheus_port = 0\n", **folders) == [
+        "pipeline.toml:15: tables[1].target: is shown as ***/shop, as is that of tables[0], so that their metrics would be one; let "
+        "them differ in more than values of the environment"
+    ]
+    patterns = "[metrics]\nprometheus_port = 0\n" + text.replace(
+        'source = "items"', "source = 're:(?P<table>items)'"
+    ).replace('"${SILVER}/shop"\nkeys = ["id"]\n[[', '"${SILVER}/{table}"\nkeys = ["id"]\n[[', 1)
+    assert [line.split(":")[2] for line in faults_of(patterns, **folders)] == [" tables[2].target"]
+
+
 def test_options_of_kafka_that_lose_records_are_refused(faults_of):
     text = PIPELINE + KAFKA + '[source.options]\nfailOnDataLoss = "false"\n' + DEBEZIUM + TABLE
     assert faults_of(text) == [
@@ -249,8 +265,9 @@ def test_a_name_in_another_catalog(find, spark, monkeypatch):
 
     monkeypatch.setattr("stream_merge.cli.catalog.is_forgotten", lambda *_: False)
     monkeypatch.setattr("stream_merge.cli.table_checks.is_forgotten", lambda *_: False)
-    assert "pipeline.toml:8: tables[0].target: there is no schema nowhere in the catalog; create it: CREATE SCHEMA nowhere" in find(
-        PIPELINE + FILES + TABLE.replace("./lake/orders", "nowhere.orders")
+    assert (
+        "pipeline.toml:8: tables[0].target: there is no schema nowhere in the catalog; create it: CREATE SCHEMA nowhere"
+        in find(PIPELINE + FILES + TABLE.replace("./lake/orders", "nowhere.orders"))
     )
     spark.conf.set("spark.sql.catalog.unity", "io.unitycatalog.spark.UCSingleCatalog")
     try:
