@@ -24,9 +24,9 @@ _launch = _Launch()
 def starting_jvm() -> Iterator[None]:
     """Start the JVM in the block deaf to SIGTERM, as PySpark does for SIGINT, while the command itself listens to both.
 
-    Who ends a service may send the signal to all of its processes, and the JVM would stop Spark in the middle of a micro-batch. It ends
-    when the command does, since its standard input ends then; but not while it fetches packages, which can take minutes. So a
-    signal that ends the block kills it.
+    Who ends a service may send the signal to all of its processes, and the JVM would stop Spark in the middle of a micro-batch.
+    It ends when the command does, since its standard input ends then; but not while it fetches packages, which can take minutes.
+    So a signal that ends the block kills it.
     """
     _hear_of_forks()
     read_end, write_end = os.pipe()

@@ -71,8 +71,8 @@ def _label_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
         if first != number:
             yield loaded.fault(
                 ("tables", number, "target"),
-                f"is shown as {label}, as is that of tables[{first}], so that their metrics would be one; let them differ in more than "
-                "values of the environment",
+                f"is shown as {label}, as is that of tables[{first}], so that their metrics would be one; let them differ in more "
+                "than values of the environment",
             )
 
 

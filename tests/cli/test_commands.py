@@ -198,6 +198,13 @@ def rows(read_rows, path, *columns):
     return [tuple(row) for row in read_rows(str(path), *columns)]
 
 
+def java_of(child):
+    """Return the arguments of the command's JVM, and the signals that it ignores, bit by bit."""
+    (java,) = Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children").read_text().split()
+    ignored = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{java}/status").read_text(), re.M)
+    return Path(f"/proc/{java}/cmdline").read_text(), int(ignored[1], 16)
+
+
 def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp_path):
     """Run --once twice, look at what validate, explain and status say, and stop a running stream between two batches."""
     write_pipeline(rest='"spark.hidden" = "${HIDDEN}"')
@@ -249,14 +256,10 @@ def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp
     running = start_command("run", "pipeline.toml", environ=environ)
     land("3.json", ("shop.orders", {"id": 20, "name": "new", "at": 200}))
     running.wait_for("./lake/orders: batch 2, version")
-    (java,) = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
-    arguments = Path(f"/proc/{java}/cmdline").read_text()
+    arguments, ignored = java_of(running)
     assert "spark.sql.shuffle.partitions=2" in arguments
     assert "s3cret-value" not in arguments
-    ignored = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{java}/status").read_text(), re.M)
-    assert int(ignored[1], 16) & 1 << (signal.SIGTERM - 1), (
-        "who ends a service may send the signal to all its processes"
-    )
+    assert ignored & 1 << (signal.SIGTERM - 1), "who ends a service may send the signal to all its processes"
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
     assert sentences(running)[-1] == "INFO ended: stopped by a signal"

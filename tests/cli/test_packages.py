@@ -138,7 +138,10 @@ def test_a_package_that_no_repository_has_is_named():
 
 def test_a_package_whose_jar_is_missing_is_named():
     """The repository has the description of the package, and not the package."""
-    downloads = "download failed: com.example#nothing;1.0!nothing.jar, download failed: org.example#more_2.13;2!more_2.13.jar(bundle)"
+    downloads = (
+        "download failed: com.example#nothing;1.0!nothing.jar, download failed: "
+        "org.example#more_2.13;2!more_2.13.jar(bundle)"
+    )
     lines = [
         "\t[FAILED     ] com.example#nothing;1.0!nothing.jar:  (0ms)",
         f'Exception in thread "main" java.lang.RuntimeException: [{downloads}]',
@@ -194,7 +197,8 @@ def test_what_the_jvm_writes_goes_to_the_log_and_a_broker_that_is_away_is_told_o
 
 def test_a_broker_that_advertises_an_address_that_does_not_exist_is_told_once(caplog):
     line = (
-        "26/11/24 10:00:00 WARN NetworkClient: [AdminClient clientId=adminclient-1] Error connecting to node kafka:9092 (id: 1 rack: "
+        "26/11/24 10:00:00 WARN NetworkClient: [AdminClient clientId=adminclient-1] Error connecting to node "
+        "kafka:9092 (id: 1 rack: "
         "null)\njava.net.UnknownHostException: kafka"
     )
     output = JvmOutput()

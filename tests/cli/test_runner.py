@@ -97,7 +97,8 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
             ExitCode.FAILED,
         ),
         (
-            "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost because they "
+            "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have "
+            "been lost because they "
             "are not available in Kafka any more; either the data was aged out by Kafka or the topic may have been deleted. If you "
             "don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.\nReason: Could "
             "not read records in offset [5, 9) for topic partition orders-0.",
@@ -136,13 +137,15 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
         ),
         (
             "java.nio.file.AccessDeniedException: s3a://lake/orders: getFileStatus on s3a://lake/orders: "
-            "software.amazon.awssdk.services.s3.model.S3Exception: The AWS Access Key Id you provided does not exist in our records. "
+            "software.amazon.awssdk.services.s3.model.S3Exception: The AWS Access Key Id you provided does not "
+            "exist in our records. "
             "(Service: S3, Status Code: 403, Request ID: 1):InvalidAccessKeyId",
             "Storage refuses the login: s3a://lake/orders: getFileStatus on s3a://lake/orders: ",
             ExitCode.CANNOT_START,
         ),
         (
-            "com.amazonaws.services.s3.model.AmazonS3Exception: The request signature we calculated does not match (Service: Amazon "
+            "com.amazonaws.services.s3.model.AmazonS3Exception: The request signature we calculated does not "
+            "match (Service: Amazon "
             "S3; Status Code: 403; Error Code: SignatureDoesNotMatch)",
             "Storage refuses the login: The request signature we calculated does not match",
             ExitCode.CANNOT_START,

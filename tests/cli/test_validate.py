@@ -116,7 +116,8 @@ def test_targets_that_metrics_cannot_tell_apart(faults_of):
     folders = {"BRONZE": "/lake/bronze", "SILVER": "/lake/silver"}
     assert faults_of(text, **folders) == []
     assert faults_of(text + "[metrics]\nprometheus_port = 0\n", **folders) == [
-        "pipeline.toml:15: tables[1].target: is shown as ***/shop, as is that of tables[0], so that their metrics would be one; let "
+        "pipeline.toml:15: tables[1].target: is shown as ***/shop, as is that of tables[0], so that their "
+        "metrics would be one; let "
         "them differ in more than values of the environment"
     ]
     patterns = "[metrics]\nprometheus_port = 0\n" + text.replace(
