@@ -83,6 +83,12 @@ class Kafka:
         for deleted in admin.delete_topics(list(names)).values() if names else ():
             deleted.result(REQUEST_SECONDS)
 
+    def make_anew(self, name: str) -> None:
+        """Delete a topic and create another one of its name."""
+        self.delete_topics(name)
+        wait_until(f"no topic {name}", lambda: name not in self.topics(), timeout=REQUEST_SECONDS)
+        self.create_topic(name)
+
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Drop the records of each partition before an offset, as retention does."""
         from confluent_kafka import TopicPartition
