@@ -51,8 +51,8 @@ def find_checkpoint_faults(spark: SparkSession, loaded: LoadedPipeline) -> Itera
         if made_anew:
             yield loaded.fault(
                 where,
-                f"belongs to another topic {', '.join(made_anew)}, which was deleted and made anew since; take a new folder, and let "
-                "the source send a new snapshot if records of the old topic were not read",
+                f"belongs to another topic {', '.join(made_anew)}, which was deleted and made anew since; take a new folder, and "
+                "let the source send a new snapshot if records of the old topic were not read",
             )
 
 

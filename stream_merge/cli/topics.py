@@ -1,9 +1,9 @@
 """Topics that were deleted and made anew under a pipeline: their offsets are those of other records.
 
 Spark notices as long as the new topic is shorter than what it has read of the old one. Beyond that it would go on in the middle of
-the new one, and everything before that would be missing. So the ids that Kafka gave the topics are kept in a file of the checkpoint,
-written before the first micro-batch of a topic is merged, and compared before each micro-batch. Where Kafka does not tell them,
-nothing is compared.
+the new one, and everything before that would be missing. So the ids that Kafka gave the topics are kept in a file of the
+checkpoint, written before the first micro-batch of a topic is merged, and compared before each micro-batch. Where Kafka does not
+tell them, nothing is compared.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def refuse(made_anew: Sequence[str]) -> None:
     """
     if made_anew:
         raise PipelineError(
-            f"The topic {', '.join(made_anew)} was deleted and made anew since this checkpoint read it, so that its offsets are "
-            "those of other records; nothing of it is skipped or merged. Take a new checkpoint folder, and let the source send a new "
+            f"The topic {', '.join(made_anew)} was deleted and made anew since this checkpoint read it, so that its offsets "
+            "are those of other records; nothing of it is skipped or merged. Take a new checkpoint folder, and let the source send a new "
             "snapshot if records of the old topic were not read."
         )
 
