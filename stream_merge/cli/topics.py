@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.pipeline import KafkaSource, Pipeline
 from stream_merge.cli.sources import kafka_options
+from stream_merge.cli.stopping import StopNow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,8 +97,8 @@ def refuse(made_anew: Sequence[str]) -> None:
     if made_anew:
         raise PipelineError(
             f"The topic {', '.join(made_anew)} was deleted and made anew since this checkpoint read it, so that its offsets "
-            "are those of other records; nothing of it is skipped or merged. Take a new checkpoint folder, and let the source send a new "
-            "snapshot if records of the old topic were not read."
+            "are those of other records: nothing of it is skipped or merged. Take a new checkpoint folder, and let the source "
+            "send a new snapshot if records of the old topic were not read."
         )
 
 
@@ -112,8 +113,13 @@ def watched_topics(spark: SparkSession, pipeline: Pipeline) -> Iterator[ReadTopi
     ids = TopicIds(spark, client_options(pipeline.source))
     try:
         yield ReadTopics(spark, pipeline.pipeline.checkpoint, ids.read)
-    finally:
+    except StopNow:
+        # The process ends at once, and does not wait for the JVM, which may be busy with the call that the signal came into.
+        raise
+    except BaseException:
         ids.close()
+        raise
+    ids.close()
 
 
 def client_options(source: KafkaSource) -> dict[str, str]:

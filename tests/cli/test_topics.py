@@ -1,12 +1,14 @@
 """Topics that were made anew under a pipeline, told by the ids that a checkpoint keeps; on a real Kafka in tests/end_to_end."""
 
 import json
+from contextlib import suppress
 
 import pytest
 
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.pipeline import KafkaSource
-from stream_merge.cli.topics import FILE, ReadTopics, client_options
+from stream_merge.cli.stopping import StopNow
+from stream_merge.cli.topics import FILE, ReadTopics, client_options, watched_topics
 
 
 @pytest.fixture
@@ -69,6 +71,17 @@ def test_a_client_that_cannot_be_had_tells_no_ids(spark):
     ids = TopicIds(spark, {"bootstrap.servers": "127.0.0.1:1"})
     assert ids.read(["orders"]) == {}
     ids.close()
+
+
+def test_the_client_is_closed_but_where_the_process_ends_at_once(spark, make_pipeline, monkeypatch):
+    """The JVM may still be busy with the call that the second signal came into."""
+    closed = []
+    monkeypatch.setattr("stream_merge.bridge.kafka_topics.TopicIds.close", lambda _: closed.append(True))
+    for error in (None, ValueError(), StopNow(2)):
+        with suppress(ValueError, StopNow), watched_topics(spark, make_pipeline()):
+            if error is not None:
+                raise error
+    assert closed == [True, True]
 
 
 def test_the_client_has_the_options_of_the_source():
