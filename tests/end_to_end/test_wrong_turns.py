@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.kafka import Kafka
-from tests.services.processes import Process, free_ports
+from tests.services.kafka import Kafka, LocalKafka
+from tests.services.processes import Process, Unavailable, free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -99,3 +99,25 @@ def test_a_broker_that_is_not_there(orders: str, write_pipeline, start):
     assert said(start("run", "--once", "pipeline.toml"), 3) == [
         f"No Kafka broker answers at 127.0.0.1:{port} (Connection refused): start it, or correct bootstrap_servers in [source]."
     ]
+
+
+def test_a_broker_that_sends_its_clients_elsewhere(prefix: str, write_pipeline, start, tmp_path: Path):
+    """Its port is open, and the name that it advertises is not known here, as that of a container is not."""
+    try:
+        server = LocalKafka(log=tmp_path / "kafka.log", advertised="nowhere.invalid:9092")
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    server.start()
+    try:
+        write_pipeline(f'topics = ["{prefix}.orders"]', servers=f"127.0.0.1:{server.port}")
+        waiting = start("run", "pipeline.toml")
+        waiting.wait_until("the warning", lambda: "WARNING" in waiting.log.read_text(), timeout=SECONDS)
+        # It would stop when Kafka's client has given up, after a minute.
+        waiting.kill()
+    finally:
+        server.close()
+    [warning] = [line.split(" ", 2)[2] for line in waiting.log.read_text().splitlines() if "WARNING" in line]
+    assert warning == (
+        "WARNING the Kafka broker says that it is reached at nowhere.invalid:9092, where this machine finds none; trying on. "
+        "Correct its advertised.listeners, or make the name known here"
+    )
