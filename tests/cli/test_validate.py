@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge.cli.file import load_pipeline
+from stream_merge.cli.file import PipelineFileError, load_pipeline
 from stream_merge.cli.validate import validate
 
 PIPELINE = '[pipeline]\ncheckpoint = "./checkpoints/shop"\n'
@@ -259,6 +259,16 @@ def test_a_name_in_a_catalog_that_forgets_its_tables(find, land):
     assert find(text.replace('"orders"', '"spark_catalog.x.orders"'))[0].startswith(
         "pipeline.toml:8: tables[0].target: spark_catalog.x.orders is the name"
     )
+
+
+def test_a_run_refuses_such_a_name_before_anything_is_merged(here, spark, monkeypatch):
+    from stream_merge.cli.app import _run_on_spark
+
+    monkeypatch.setattr("stream_merge.cli.session.start_session", lambda *_: spark)
+    monkeypatch.setattr("stream_merge.cli.session.stop_session", lambda _: None)
+    (here / "pipeline.toml").write_text(PIPELINE + FILES + TABLE.replace("./lake/orders", "orders"))
+    with pytest.raises(PipelineFileError, match=r":8: tables\[0\]\.target: orders is the name of a table in a catalog"):
+        _run_on_spark(load_pipeline(here / "pipeline.toml"), None, None, None, once=True)
 
 
 def test_a_name_in_another_catalog(find, spark, monkeypatch):
