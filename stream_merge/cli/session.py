@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
 from stream_merge.cli.packages import find_packages
 from stream_merge.cli.pipeline import Pipeline, Source, SparkSettings
+from stream_merge.cli.secrets import MASK
 from stream_merge.cli.spark_process import starting_jvm
 from stream_merge.cli.stopping import StopNow
 from stream_merge.java import find_java_fault
@@ -61,6 +62,11 @@ _REDACTION = "spark.redaction.regex"
 _SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
 """Spark's own default."""
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+# A part of a value, such as a folder's name in a path, may be a text that is hidden elsewhere.
+_SECRET_PROPERTY = re.compile(
+    rf"=[\"']?{re.escape(MASK)}(?:[\"'\s]|$)|(?:pass|secret|token|credential)[\w.-]*=\S*{re.escape(MASK)}",
+    re.IGNORECASE,
+)
 # Of the second kind the repository has the description, and not the package.
 _UNRESOLVED = re.compile(r"unresolved dependency: ([^\s:]+):|download failed: ([^\s!]+)!")
 _NO_BROKER = re.compile(
@@ -189,10 +195,11 @@ def launch_settings(settings: Mapping[str, str], secrets: Secrets) -> dict[str, 
     they have to be there; a user's name that is `kafka`, say, is a part of the packages' names, too.
 
     Raises:
-        PipelineError: The address of a repository has a password, or an option of Java a value that is hidden.
+        PipelineError: The address of a repository has a password, or an option of Java is a value that is hidden.
     """
     for name in _JAVA_OPTIONS:
-        if secrets.mask(settings.get(name, "")) != settings.get(name, ""):
+        options = settings.get(name, "")
+        if secrets.mask(options) != options and _SECRET_PROPERTY.search(secrets.mask(options)):
             raise PipelineError(
                 f'"{name}" in [spark.conf] has a value of the environment or a secret, which every user of this machine could see '
                 "among the arguments of Spark's process: write the options into a file that only the pipeline may read, and "
