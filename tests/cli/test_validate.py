@@ -442,3 +442,19 @@ def test_a_checkpoint_of_other_topics(find, here):
         "pipeline.toml:2: pipeline.checkpoint: belongs to the topics a; give this pipeline a folder of its own, or restore the old "
         "source"
     )
+
+
+def test_a_checkpoint_of_a_topic_that_was_made_anew(find, here, monkeypatch):
+    folder = here / "checkpoints" / "shop"
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "offsets" / "0").write_text('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":5}}')
+    (folder / "kafka-topics.json").write_text('{"orders": "A"}\n')
+    ids = {"orders": "B"}
+    monkeypatch.setattr("stream_merge.bridge.kafka_topics.TopicIds.read", lambda _, topics: {t: ids[t] for t in topics})
+    text = PIPELINE + KAFKA + DEBEZIUM + TABLE
+    assert find(text)[0] == (
+        "pipeline.toml:2: pipeline.checkpoint: belongs to another topic orders, which was deleted and made anew since; take a new "
+        "folder, and let the source send a new snapshot if records of the old topic were not read"
+    )
+    ids["orders"] = "A"
+    assert [line for line in find(text) if "checkpoint" in line] == []
