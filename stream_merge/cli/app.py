@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from stream_merge.cli.pipeline import Pipeline
     from stream_merge.cli.progress import Progress
     from stream_merge.cli.prometheus import Metrics
+    from stream_merge.cli.stopping import StopNow
 
 DEFAULT_FILE = Path("pipeline.toml")
 
@@ -85,7 +87,7 @@ def run(
     SIGTERM and Ctrl-C stop it after the running micro-batch; a second one stops it at once.
 
     Exit codes: 0 done or stopped, 1 failed, 2 the file or the arguments are wrong, 3 it cannot start (Java, packages, broker,
-    topic, table), 130 and 143 a signal cut a micro-batch off.
+    topic, table), 130 and 143 a signal cut a micro-batch off, or came while Spark started.
     """
     with _Command(log_level) as command:
         loaded = command.load(file)
@@ -245,7 +247,7 @@ class _Command:
         from stream_merge.cli.stopping import StopNow
 
         if isinstance(error, StopNow):
-            _end_at_once(error.signal_number)
+            _end_at_once(error)
         if self.spark is not None:
             stop_session(self.spark)
         if isinstance(error, KeyboardInterrupt):
@@ -280,14 +282,16 @@ def _is_typers_own(error: Exception) -> bool:
     return any(each.__module__.split(".")[0] in ("typer", "click") for each in type(error).__mro__)
 
 
-def _end_at_once(signal_number: int) -> NoReturn:
+def _end_at_once(error: StopNow) -> NoReturn:
     """End the process without waiting for anything; the JVM ends with it."""
     sys.stdout.flush()
     sys.stderr.write(
         "stopped at once; the micro-batch that was running is merged, or skipped if it was, at the next start\n"
+        if error.may_cut_off
+        else f"stopped by {signal.Signals(error.signal_number).name}; no micro-batch was running\n"
     )
     sys.stderr.flush()
-    os._exit(128 + signal_number)
+    os._exit(128 + error.signal_number)
 
 
 def _terminal() -> Console:
@@ -348,6 +352,8 @@ def _run_on_spark(
 ) -> ExitCode:
     import logging
 
+    from stream_merge.cli.catalog import find_catalog_faults
+    from stream_merge.cli.faults import PipelineFileError
     from stream_merge.cli.runner import Runner
     from stream_merge.cli.session import start_session, stopped_after
     from stream_merge.cli.stopping import StopSignals
@@ -358,6 +364,9 @@ def _run_on_spark(
     spark = start_session(pipeline, loaded.secrets)
     # After Spark has started: PySpark puts a handler of its own for SIGINT.
     with stopped_after(spark), StopSignals() as signals:
+        faults = list(find_catalog_faults(spark, loaded))
+        if faults:
+            raise PipelineFileError(faults, loaded.path)
         code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
         reason = "all that was there is merged" if signals.received is None else "stopped by a signal"
         logger.info("ended: %s", reason if code is ExitCode.OK else "a signal cut the running micro-batch off")

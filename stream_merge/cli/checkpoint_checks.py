@@ -15,6 +15,7 @@ from stream_merge.cli.file import LoadedPipeline
 from stream_merge.cli.folders import find_folder_fault, local_path
 from stream_merge.cli.pipeline import DeltaSource, FilesSource, KafkaSource, Source
 from stream_merge.cli.spark_messages import condition, short_message
+from stream_merge.cli.topics import watched_topics
 from stream_merge.errors import StreamMergeError
 
 _REMEDY = "give this pipeline a folder of its own, or restore the old source"
@@ -44,6 +45,15 @@ def find_checkpoint_faults(spark: SparkSession, loaded: LoadedPipeline) -> Itera
     fault = _other_source(spark, source, position)
     if fault is not None:
         yield loaded.fault(where, f"{fault}; {_REMEDY}")
+    elif isinstance(source, KafkaSource):
+        with watched_topics(spark, loaded.pipeline) as topics:
+            made_anew = topics.made_anew(source.topics) if topics is not None else []
+        if made_anew:
+            yield loaded.fault(
+                where,
+                f"belongs to another topic {', '.join(made_anew)}, which was deleted and made anew since; take a new folder, and "
+                "let the source send a new snapshot if records of the old topic were not read",
+            )
 
 
 def read_position(spark: SparkSession, checkpoint: str) -> Mapping[str, Any] | None:

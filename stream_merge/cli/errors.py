@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C (SIGINT) cut a running micro-batch off, or came before the pipeline ran."""
     TERMINATED = 143
-    """SIGTERM cut a running micro-batch off."""
+    """SIGTERM cut a running micro-batch off, or came before the pipeline ran."""
 
 
 def missing_package(error: ModuleNotFoundError) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from stream_merge.bridge.jvm import throwables
 from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.tables import CHANGE_COL
 from stream_merge.errors import (
     ConfigError,
     MergeExecutionError,
@@ -62,6 +63,12 @@ class _Rule:
 
 
 _RULES = (
+    _Rule(
+        pattern=re.compile(r"Added partition \S+ starts from \d+ instead of 0"),
+        sentence="Kafka had dropped records of a topic or partition before the pipeline first looked at it, and they are not "
+        "skipped: {detail}. Give the topic a pipeline of its own with a new checkpoint, which starts at its oldest record, and let "
+        "the source send what is missing; or give this pipeline a new checkpoint folder.",
+    ),
     _Rule(
         pattern=re.compile(
             r"KAFKA_DATA_LOSS|OffsetOutOfRangeException|[Oo]ffset was changed from|failOnDataLoss"
@@ -111,6 +118,20 @@ _RULES = (
         ),
         sentence="Kafka does not answer: {detail}.",
         is_retriable=True,
+    ),
+    _Rule(
+        pattern=re.compile(
+            r"NoAuthWithAWSException"
+            r"|(AccessDenied|amazonaws|awssdk|hadoop\.fs\.s3a)\S*Exception: .*"
+            r"(InvalidAccessKeyId|SignatureDoesNotMatch|No AWS Credentials)"
+        ),
+        sentence="Storage refuses the login: {detail}. Check the settings spark.hadoop.fs.* in [spark.conf], and the environment.",
+        exit_code=ExitCode.CANNOT_START,
+    ),
+    _Rule(
+        pattern=re.compile(r"java\.net\.(URISyntax|MalformedURL)Exception"),
+        sentence="An address in the pipeline file is not one: {detail}. Correct it.",
+        exit_code=ExitCode.USAGE,
     ),
     _Rule(
         # By the class of the exception: what a message says may come from the rows.
@@ -173,6 +194,8 @@ def _describe_own(error: StreamMergeError) -> Failure:
         case ConfigError():
             return Failure(sentence=f"{sentence}. Correct the pipeline file.", exit_code=ExitCode.USAGE)
         case UnresolvedColumnError():
+            # The column of the decoded change is no column of the user's.
+            sentence = re.sub(rf"\b{CHANGE_COL}, |, {CHANGE_COL}\b", "", sentence)
             return Failure(sentence=sentence, exit_code=ExitCode.USAGE)
         case _:
             return Failure(sentence=sentence)
@@ -229,6 +252,7 @@ def _without_class(line: str) -> str:
 
 def _short(text: str) -> str:
     """Return a message in one line, without what Spark puts into some: stack traces, plans, and the advice to accept a loss."""
+    text = re.sub(r"Some data may have been lost because.*?Reason:\s*", "", text, flags=re.DOTALL)
     text = re.split(r"\n\s+at |\n\s*Driver stacktrace|\n\s*(?:JVM stacktrace|== )|Some data may have been lost", text)[
         0
     ]

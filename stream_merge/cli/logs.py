@@ -44,6 +44,8 @@ def configure_logging(level: LogLevel, secrets: Secrets, console: Console | None
         handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%X")
         handler.setFormatter(_OneLine("%(message)s", debug=level is LogLevel.DEBUG))
     handler.addFilter(secrets.filter())
+    if level is not LogLevel.DEBUG:
+        handler.addFilter(_is_not_told_twice)
     root = logging.getLogger()
     for other in list(root.handlers):
         root.removeHandler(other)
@@ -56,6 +58,11 @@ def configure_logging(level: LogLevel, secrets: Secrets, console: Console | None
     logging.getLogger("py4j").setLevel(logging.INFO if is_debug else logging.CRITICAL)
     for noisy in ("matplotlib", "PIL", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _is_not_told_twice(record: logging.LogRecord) -> bool:
+    """Leave out that a table of the router has failed: the command says so in a sentence of its own, with what to do."""
+    return not (record.name == "stream_merge" and record.module == "routed_batch" and record.levelno == logging.ERROR)
 
 
 class _OneLine(logging.Formatter):

@@ -18,6 +18,7 @@ from stream_merge.cli.progress import Progress, State
 from stream_merge.cli.source_checks import find_missing_topics, find_topics, is_missing_topic
 from stream_merge.cli.sources import read_stream
 from stream_merge.cli.stopping import BatchGate, StopSignals
+from stream_merge.cli.topics import ReadTopics, refuse, watched_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +66,9 @@ class Runner:
         self._signals = signals
         self._once = once
         self._on_failure = on_failure
-        self._gate = BatchGate(merge)
+        self._merge = merge
+        self._topics: ReadTopics | None = None
+        self._gate = BatchGate(self._merge_checked)
         self._seen: tuple[int, str] | None = None
         self._has_looked_for_topics = False
 
@@ -133,9 +136,20 @@ class Runner:
             time.sleep(min(0.2, delay))
         return True
 
+    def _merge_checked(self, batch_df: DataFrame, batch_id: int) -> None:
+        if self._topics is not None:
+            self._topics.check_batch(batch_id)
+        self._merge(batch_df, batch_id)
+
     def _run_query(self) -> ExitCode:
         self._gate.failure = None
-        query = self._start()
+        with watched_topics(self._spark, self._pipeline) as self._topics:
+            source = self._pipeline.source
+            if self._topics is not None and isinstance(source, KafkaSource):
+                refuse(self._topics.made_anew(source.topics))
+            return self._watch(self._start())
+
+    def _watch(self, query: StreamingQuery) -> ExitCode:
         is_retried = self._progress.snapshot().state is State.RETRYING
         self._progress.set_state(State.RETRYING if is_retried else State.RUNNING)
         while not query.awaitTermination(_POLL_SECONDS):

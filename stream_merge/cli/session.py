@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import threading
 import time
 from collections import deque
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
 from stream_merge.cli.packages import find_packages
 from stream_merge.cli.pipeline import Pipeline, Source, SparkSettings
+from stream_merge.cli.secrets import MASK
+from stream_merge.cli.spark_process import starting_jvm
 from stream_merge.cli.stopping import StopNow
 from stream_merge.java import find_java_fault
 
@@ -60,8 +61,18 @@ _REPOSITORIES = "spark.jars.repositories"
 _REDACTION = "spark.redaction.regex"
 _SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
 """Spark's own default."""
-_UNRESOLVED = re.compile(r"unresolved dependency: (?P<coordinate>[^\s:]+):")
-_NO_BROKER = re.compile(r"NetworkClient: .*Connection to node \S+ \((?P<address>[^)]*)\) could not be established")
+_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+# A part of a value, such as a folder's name in a path, may be a text that is hidden elsewhere.
+_SECRET_PROPERTY = re.compile(
+    rf"=[\"']?{re.escape(MASK)}(?:[\"'\s]|$)|(?:pass|secret|token|credential)[\w.-]*=\S*{re.escape(MASK)}",
+    re.IGNORECASE,
+)
+# Of the second kind the repository has the description, and not the package.
+_UNRESOLVED = re.compile(r"unresolved dependency: ([^\s:]+):|download failed: ([^\s!]+)!")
+_NO_BROKER = re.compile(
+    r"NetworkClient: .*(?:Connection to node \S+ \((?P<address>[^)]*)\) could not be established"
+    r"|Error connecting to node (?P<unknown>\S+) \()"
+)
 
 
 def start_session(pipeline: Pipeline, secrets: Secrets) -> SparkSession:
@@ -114,7 +125,7 @@ def start_spark(
     launched = SparkConf(loadDefaults=False).setAll(list(launch_settings(settings, secrets).items()))
     output = JvmOutput()
     try:
-        with output.captured() as streams, _no_sigterm():
+        with output.captured() as streams, starting_jvm():
             gateway = launch_gateway(conf=launched, popen_kwargs=streams)  # type: ignore[no-untyped-call]
         context = SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
     except PySparkException as error:
@@ -184,8 +195,17 @@ def launch_settings(settings: Mapping[str, str], secrets: Secrets) -> dict[str, 
     they have to be there; a user's name that is `kafka`, say, is a part of the packages' names, too.
 
     Raises:
-        PipelineError: The address of a repository has a password.
+        PipelineError: The address of a repository has a password, or an option of Java is a value that is hidden.
     """
+    for name in _JAVA_OPTIONS:
+        options = settings.get(name, "")
+        if secrets.mask(options) != options and _SECRET_PROPERTY.search(secrets.mask(options)):
+            raise PipelineError(
+                f'"{name}" in [spark.conf] has a value of the environment or a secret, which every user of this machine could see '
+                "among the arguments of Spark's process: write the options into a file that only the pipeline may read, and "
+                '"@/path/of/the/file" in their place.',
+                ExitCode.USAGE,
+            )
     repositories = settings.get(_REPOSITORIES, "")
     if "@" in repositories and secrets.mask(repositories) != repositories:
         raise PipelineError(
@@ -208,22 +228,6 @@ def _redaction(given: str | None, settings: Mapping[str, str], secrets: Secrets)
 
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-@contextmanager
-def _no_sigterm() -> Iterator[None]:
-    """Start the JVM deaf to SIGTERM, as PySpark does for SIGINT: who ends a service may send it to all of its processes.
-
-    The JVM would stop Spark in the middle of a micro-batch. It ends when the command does, since its standard input ends then.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class JvmOutput:
@@ -262,12 +266,22 @@ class JvmOutput:
                 self._warn(line)
 
     def _warn(self, line: str) -> None:
-        """Tell of a broker that is away: Kafka's client says it every second, and Spark itself for minutes nothing."""
+        """Tell of a broker that is away, or sends its clients to a name that is not known here.
+
+        Kafka's client says it every second, and Spark itself for minutes nothing.
+        """
         no_broker = _NO_BROKER.search(line)
         now = time.monotonic()
         if no_broker is None or (self._warned_at is not None and now - self._warned_at < _SECONDS_BETWEEN_WARNINGS):
             return
         self._warned_at = now
+        if no_broker["unknown"] is not None:
+            logger.warning(
+                "the Kafka broker says that it is reached at %s, where this machine finds none; trying on. Correct its "
+                "advertised.listeners, or make the name known here",
+                no_broker["unknown"],
+            )
+            return
         logger.warning("no Kafka broker answers at %s; trying on", no_broker["address"].lstrip("/"))
 
 
@@ -280,7 +294,7 @@ def explain_start_failure(lines: Sequence[str], packages: str, error: str) -> Pi
         error: What PySpark says.
     """
     text = "\n".join(lines)
-    unresolved = list(dict.fromkeys(match["coordinate"] for match in _UNRESOLVED.finditer(text)))
+    unresolved = list(dict.fromkeys(match[1] or match[2] for match in _UNRESOLVED.finditer(text)))
     if unresolved:
         names = ", ".join(coordinate.replace("#", ":").replace(";", ":") for coordinate in unresolved)
         unreachable = any(

@@ -15,14 +15,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopNow(BaseException):
-    """A second signal came: the pipeline is to end at once.
+    """The command is to end at once: a second signal came, or the first while no micro-batch could be running.
 
     Attributes:
         signal_number: The signal.
+        may_cut_off: Whether a micro-batch may be running.
     """
 
-    def __init__(self, signal_number: int) -> None:
+    def __init__(self, signal_number: int, *, may_cut_off: bool = True) -> None:
         self.signal_number = signal_number
+        self.may_cut_off = may_cut_off
         super().__init__(signal_number)
 
 
@@ -120,7 +122,7 @@ def end_on_sigterm() -> None:
     """Let SIGTERM raise `StopNow` in the main thread, for the time in which there is no micro-batch to wait for."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        raise StopNow(number)
+        raise StopNow(number, may_cut_off=False)
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import merge_sink
 from stream_merge.bridge.jvm import JVM_ERRORS
+from stream_merge.cli.catalog import is_forgotten
 from stream_merge.cli.decoding import Decoder, target_schema
 from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.faults import Fault
@@ -157,7 +158,7 @@ class _TableCheck:
     def _catalog_fault(self, target: str) -> str | None:
         """Return why a table that does not exist cannot be made under a name of the catalog."""
         schema = target.rpartition(".")[0]
-        if is_path(target):
+        if is_path(target) or is_forgotten(self.spark, target):
             return None
         if schema and not self.spark.catalog.databaseExists(schema):
             return f"there is no schema {schema} in the catalog; create it: CREATE SCHEMA {schema}"

@@ -149,17 +149,21 @@ def find_table(pipeline: Pipeline, source: str) -> FoundTable | None:
     return None
 
 
-def known_targets(pipeline: Pipeline) -> list[str]:
-    """Return the targets that are known before the first rows come: all but those that a topic's name will say."""
+def known_targets(pipeline: Pipeline) -> dict[str, int]:
+    """Return the targets that are known before the first rows come: all but those that a topic's name will say.
+
+    Returns:
+        The number of the section by target, the first one where several have the same.
+    """
     topics = pipeline.source.topics if isinstance(pipeline.source, KafkaSource) else ()
     found = [find_table(pipeline, topic) for topic in (topics if pipeline.pipeline.route_by is None else ())]
-    targets = [table.target for table in pipeline.tables if not _is_filled_by_name(table)]
-    targets += [table.target for table in found if table is not None and _is_filled_by_name(table.settings)]
-    known: dict[str, str] = {}
-    for target in targets:
+    targets = [(table.target, number) for number, table in enumerate(pipeline.tables) if not _is_filled_by_name(table)]
+    targets += [(table.target, table.number) for table in found if table and _is_filled_by_name(table.settings)]
+    known: dict[str, tuple[str, int]] = {}
+    for target, number in targets:
         # The first spelling of a path is that of the sink.
-        known.setdefault(table_key(target), target)
-    return list(known.values())
+        known.setdefault(table_key(target), (target, number))
+    return dict(known.values())
 
 
 def _is_filled_by_name(table: TableSettings) -> bool:

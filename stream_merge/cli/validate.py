@@ -13,7 +13,7 @@ from stream_merge.cli.file import LoadedPipeline
 from stream_merge.cli.pipeline import KafkaSource, TableSettings
 from stream_merge.cli.positions import Location
 from stream_merge.cli.sources import kafka_options
-from stream_merge.cli.tables import build_sink, sink_options
+from stream_merge.cli.tables import build_sink, known_targets, sink_options
 from stream_merge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ def validate(loaded: LoadedPipeline, spark: SparkSession | None) -> list[Fault]:
     if not faults:
         faults = list(_sink_faults(loaded))
     if spark is not None:
+        from stream_merge.cli.catalog import find_catalog_faults
         from stream_merge.cli.checkpoint_checks import find_checkpoint_faults
         from stream_merge.cli.source_checks import find_source_faults
         from stream_merge.cli.table_checks import find_table_faults
 
+        faults += find_catalog_faults(spark, loaded)
         source_faults = list(find_source_faults(spark, loaded))
         faults += source_faults
         # Of a source that cannot be read there are no rows to check the tables with.
@@ -56,6 +58,22 @@ def _option_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
             yield loaded.fault(("source", "options"), _clause(str(error).removeprefix("source.options: ")))
     for number in range(len(pipeline.tables)):
         yield from _merge_option_faults(loaded, number)
+    if pipeline.metrics.prometheus_port is not None:
+        yield from _label_faults(loaded)
+
+
+def _label_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
+    """Yield the targets whose name in the metrics is that of another one, since what is secret is left out of it."""
+    shown: dict[str, int] = {}
+    for target, number in known_targets(loaded.pipeline).items():
+        label = loaded.secrets.mask(target)
+        first = shown.setdefault(label, number)
+        if first != number:
+            yield loaded.fault(
+                ("tables", number, "target"),
+                f"is shown as {label}, as is that of tables[{first}], so that their metrics would be one; let them differ in more "
+                "than values of the environment",
+            )
 
 
 def _merge_option_faults(loaded: LoadedPipeline, number: int) -> Iterator[Fault]:

@@ -10,10 +10,11 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from stream_merge import __version__
+from stream_merge import __version__, merge_sink
 from stream_merge.cli.app import app
 from stream_merge.cli.logs import LogLevel, configure_logging
 from stream_merge.cli.secrets import Secrets
+from stream_merge.errors import RouterError
 
 PIPELINE = """\
 [pipeline]
@@ -234,6 +235,20 @@ def test_logs_have_no_stack_trace_and_no_secret(capsys):
         "WARNING rows are set aside",
         "ERROR it failed",
     ]
+
+
+def test_a_table_that_failed_is_told_by_the_command_alone(capsys):
+    """The router's own record comes before the sentence, and says less."""
+    from stream_merge.routed_batch import Outcomes, Route, RoutedBatch
+
+    route = Route(sink=merge_sink("./lake/orders", keys=["id"]), names=("orders",), num_rows=1)
+    failed = Outcomes(results={}, failures={"orders": ValueError("no")}, pending=())
+    batch = RoutedBatch(config=None, state=None, received=None, rows=None, query=None, batch_id=3)
+    for level in (LogLevel.INFO, LogLevel.DEBUG):
+        configure_logging(level, Secrets())
+        with pytest.raises(RouterError):
+            batch._raise_failures([route], failed)
+        assert ("failed" in capsys.readouterr().err) == (level is LogLevel.DEBUG)
 
 
 def test_debug_shows_everything_but_secrets(capsys):

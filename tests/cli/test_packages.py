@@ -92,11 +92,9 @@ def test_a_secret_that_is_part_of_a_package_keeps_no_package_back():
         secrets.add(value)
     settings = find_settings(SparkSettings(), name="shop", source=KAFKA) | {
         "spark.hadoop.fs.s3a.secret.key": "s3cret",
-        "spark.driver.extraJavaOptions": "-Dpassword=s3cret",
     }
     launched = launch_settings(settings, secrets)
     assert launched["spark.jars.packages"] == settings["spark.jars.packages"]
-    assert launched["spark.driver.extraJavaOptions"] == "-Dpassword=s3cret"
     assert "spark.hadoop.fs.s3a.secret.key" not in launched
     assert set(settings) - set(launched) == {
         "spark.hadoop.fs.s3a.secret.key",
@@ -115,6 +113,28 @@ def test_the_password_of_a_repository_is_not_shown_among_the_arguments():
     assert launch_settings(open_ones, secrets) == open_ones
 
 
+@pytest.mark.parametrize("option", ["spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions"])
+def test_a_secret_among_the_options_of_java_is_refused(option):
+    secrets = Secrets()
+    secrets.add("s3cret")
+    with pytest.raises(PipelineError, match="@/path/of/the/file") as caught:
+        launch_settings({option: "-Djavax.net.ssl.trustStorePassword=s3cret"}, secrets)
+    assert option in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.exit_code is ExitCode.USAGE
+    # Parts of texts that happen to be the same are no secret: a user's name is the name of a folder, too.
+    secrets.add("kafka")
+    for harmless in (
+        "-Xss4m",
+        "-Djava.security.auth.login.config=/etc/kafka/jaas.conf -Xss4m",
+        "@/etc/kafka/java-options",
+    ):
+        assert launch_settings({option: harmless}, secrets) == {option: harmless}
+    for secret in ("-Dproxy.pass='s3cret' -Xss4m", "-Xss4m -Da.token=key:s3cret", '-Da.b="s3cret"'):
+        with pytest.raises(PipelineError):
+            launch_settings({option: secret}, secrets)
+
+
 def test_a_package_that_no_repository_has_is_named():
     error = explain_start_failure(
         UNRESOLVED.splitlines(), "com.example:nothing:1.0", "[JAVA_GATEWAY_EXITED] Java gateway"
@@ -122,6 +142,23 @@ def test_a_package_that_no_repository_has_is_named():
     assert str(error) == (
         "Spark could not fetch the packages com.example:nothing:1.0: no repository has them. Check the names and the network; "
         '"spark.jars.ivySettings" and "spark.jars.repositories" in [spark.conf] lead to other repositories.'
+    )
+    assert error.exit_code is ExitCode.CANNOT_START
+
+
+def test_a_package_whose_jar_is_missing_is_named():
+    """The repository has the description of the package, and not the package."""
+    downloads = (
+        "download failed: com.example#nothing;1.0!nothing.jar, download failed: "
+        "org.example#more_2.13;2!more_2.13.jar(bundle)"
+    )
+    lines = [
+        "\t[FAILED     ] com.example#nothing;1.0!nothing.jar:  (0ms)",
+        f'Exception in thread "main" java.lang.RuntimeException: [{downloads}]',
+    ]
+    error = explain_start_failure(lines, "com.example:nothing:1.0", "[JAVA_GATEWAY_EXITED] Java gateway")
+    assert str(error).startswith(
+        "Spark could not fetch the packages com.example:nothing:1.0, org.example:more_2.13:2: no repository has them. Check "
     )
     assert error.exit_code is ExitCode.CANNOT_START
 
@@ -166,3 +203,20 @@ def test_what_the_jvm_writes_goes_to_the_log_and_a_broker_that_is_away_is_told_o
         ("spark", "DEBUG", line),
     ]
     assert "jvm-output" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_broker_that_advertises_an_address_that_does_not_exist_is_told_once(caplog):
+    line = (
+        "26/11/24 10:00:00 WARN NetworkClient: [AdminClient clientId=adminclient-1] Error connecting to node "
+        "kafka:9092 (id: 1 rack: "
+        "null)\njava.net.UnknownHostException: kafka"
+    )
+    output = JvmOutput()
+    with output.captured() as streams:
+        process = subprocess.Popen(["printf", "%s\\n", line, line], **streams)
+    process.wait()
+    output.wait()
+    assert [record.getMessage() for record in caplog.records if record.name == "stream_merge.cli"] == [
+        "the Kafka broker says that it is reached at kafka:9092, where this machine finds none; trying on. Correct its "
+        "advertised.listeners, or make the name known here"
+    ]

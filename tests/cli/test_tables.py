@@ -214,7 +214,7 @@ def test_a_broker_that_is_not_there_is_told_without_spark(make_pipeline):
 
 
 def test_targets_that_are_known_before_the_first_rows(make_pipeline):
-    assert known_targets(make_pipeline(FILES)) == ["./lake/orders"]
+    assert known_targets(make_pipeline(FILES)) == {"./lake/orders": 0}
     tables = [
         {"source": "orders", "target": "./lake/orders", "keys": ["id"]},
         {"source": "old_orders", "target": "lake/orders/", "keys": ["id"]},
@@ -222,8 +222,12 @@ def test_targets_that_are_known_before_the_first_rows(make_pipeline):
         {"source": r"re:shop\.(?P<table>\w+)", "target": "./lake/{table}", "keys": ["id"]},
     ]
     topics = {"topics": ["shop.lines", "shop.orders", "orders", "other"]}
-    assert known_targets(make_pipeline({**KAFKA, **topics}, *tables)) == ["./lake/orders", "./lake/log", "./lake/lines"]
+    assert list(known_targets(make_pipeline({**KAFKA, **topics}, *tables))) == [
+        "./lake/orders",
+        "./lake/log",
+        "./lake/lines",
+    ]
     pattern = {"format": "kafka", "bootstrap_servers": "localhost:9092", "topic_pattern": ".*"}
-    assert known_targets(make_pipeline(pattern, *tables)) == ["./lake/orders", "./lake/log"]
+    assert list(known_targets(make_pipeline(pattern, *tables))) == ["./lake/orders", "./lake/log"]
     by_column = make_pipeline({**KAFKA, **topics}, *tables, pipeline={"route_by": "kind"})
-    assert known_targets(by_column) == ["./lake/orders", "./lake/log"]
+    assert list(known_targets(by_column)) == ["./lake/orders", "./lake/log"]

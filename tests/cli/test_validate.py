@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge.cli.file import load_pipeline
+from stream_merge.cli.file import PipelineFileError, load_pipeline
 from stream_merge.cli.validate import validate
 
 PIPELINE = '[pipeline]\ncheckpoint = "./checkpoints/shop"\n'
@@ -107,6 +107,23 @@ def test_a_table_without_a_key_has_what_it_takes(faults_of):
         f"{where}: truncate_when needs sequence_by, and a tombstone_retention: rows that are newer than the truncate stay",
         "pipeline.toml:13: tables[0].ignore_null_updates: ignore_null_updates needs keys; with before there are none",
     ]
+
+
+def test_targets_that_metrics_cannot_tell_apart(faults_of):
+    text = PIPELINE + KAFKA.replace('["orders"]', '["orders", "items", "old"]') + DEBEZIUM
+    for source, target in (("orders", "${BRONZE}/shop"), ("items", "${SILVER}/shop"), ("old", "${SILVER}/shop")):
+        text += f'[[tables]]\nsource = "{source}"\ntarget = "{target}"\nkeys = ["id"]\n'
+    folders = {"BRONZE": "/lake/bronze", "SILVER": "/lake/silver"}
+    assert faults_of(text, **folders) == []
+    assert faults_of(text + "[metrics]\nprometheus_port = 0\n", **folders) == [
+        "pipeline.toml:15: tables[1].target: is shown as ***/shop, as is that of tables[0], so that their "
+        "metrics would be one; let "
+        "them differ in more than values of the environment"
+    ]
+    patterns = "[metrics]\nprometheus_port = 0\n" + text.replace(
+        'source = "items"', "source = 're:(?P<table>items)'"
+    ).replace('"${SILVER}/shop"\nkeys = ["id"]\n[[', '"${SILVER}/{table}"\nkeys = ["id"]\n[[', 1)
+    assert [line.split(":")[2] for line in faults_of(patterns, **folders)] == [" tables[2].target"]
 
 
 def test_options_of_kafka_that_lose_records_are_refused(faults_of):
@@ -227,9 +244,48 @@ def test_a_missing_table(find, land):
     assert find(PIPELINE + FILES + TABLE + "create_if_missing = false\n") == [
         "pipeline.toml:8: tables[0].target: there is no Delta table ./lake/orders; create it, or set create_if_missing = true"
     ]
-    assert find(PIPELINE + FILES + TABLE.replace("./lake/orders", "nowhere.orders")) == [
-        "pipeline.toml:8: tables[0].target: there is no schema nowhere in the catalog; create it: CREATE SCHEMA nowhere"
+
+
+def test_a_name_in_a_catalog_that_forgets_its_tables(find, land):
+    """The `./` is missing: the first run would make the table under spark-warehouse, where the second does not find it."""
+    land({"id": 1})
+    text = PIPELINE + FILES + TABLE.replace("./lake/orders", "orders") + 'quarantine = "lake.rejected"\n'
+    why = "is the name of a table in a catalog, and Spark's own forgets its tables when the command ends; write"
+    way_out = 'for a folder, or configure a metastore ("spark.sql.catalogImplementation" = "hive") in [spark.conf]'
+    assert find(text) == [
+        f"pipeline.toml:8: tables[0].target: orders {why} ./orders {way_out}",
+        f"pipeline.toml:10: tables[0].quarantine: lake.rejected {why} ./lake.rejected {way_out}",
     ]
+    assert find(text.replace('"orders"', '"spark_catalog.x.orders"'))[0].startswith(
+        "pipeline.toml:8: tables[0].target: spark_catalog.x.orders is the name"
+    )
+
+
+def test_a_run_refuses_such_a_name_before_anything_is_merged(here, spark, monkeypatch):
+    from stream_merge.cli.app import _run_on_spark
+
+    monkeypatch.setattr("stream_merge.cli.session.start_session", lambda *_: spark)
+    monkeypatch.setattr("stream_merge.cli.session.stop_session", lambda _: None)
+    (here / "pipeline.toml").write_text(PIPELINE + FILES + TABLE.replace("./lake/orders", "orders"))
+    with pytest.raises(PipelineFileError, match=r":8: tables\[0\]\.target: orders is the name of a table in a catalog"):
+        _run_on_spark(load_pipeline(here / "pipeline.toml"), None, None, None, once=True)
+
+
+def test_a_name_in_another_catalog(find, spark, monkeypatch):
+    from stream_merge.cli.catalog import is_forgotten
+
+    monkeypatch.setattr("stream_merge.cli.catalog.is_forgotten", lambda *_: False)
+    monkeypatch.setattr("stream_merge.cli.table_checks.is_forgotten", lambda *_: False)
+    assert (
+        "pipeline.toml:8: tables[0].target: there is no schema nowhere in the catalog; create it: CREATE SCHEMA nowhere"
+        in find(PIPELINE + FILES + TABLE.replace("./lake/orders", "nowhere.orders"))
+    )
+    spark.conf.set("spark.sql.catalog.unity", "io.unitycatalog.spark.UCSingleCatalog")
+    try:
+        assert not is_forgotten(spark, "unity.shop.orders")
+        assert is_forgotten(spark, "shop.orders")
+    finally:
+        spark.conf.unset("spark.sql.catalog.unity")
 
 
 def test_targets_that_cannot_be_made(find, land, here):
@@ -386,3 +442,19 @@ def test_a_checkpoint_of_other_topics(find, here):
         "pipeline.toml:2: pipeline.checkpoint: belongs to the topics a; give this pipeline a folder of its own, or restore the old "
         "source"
     )
+
+
+def test_a_checkpoint_of_a_topic_that_was_made_anew(find, here, monkeypatch):
+    folder = here / "checkpoints" / "shop"
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "offsets" / "0").write_text('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":5}}')
+    (folder / "kafka-topics.json").write_text('{"orders": "A"}\n')
+    ids = {"orders": "B"}
+    monkeypatch.setattr("stream_merge.bridge.kafka_topics.TopicIds.read", lambda _, topics: {t: ids[t] for t in topics})
+    text = PIPELINE + KAFKA + DEBEZIUM + TABLE
+    assert find(text)[0] == (
+        "pipeline.toml:2: pipeline.checkpoint: belongs to another topic orders, which was deleted and made anew since; take a new "
+        "folder, and let the source send a new snapshot if records of the old topic were not read"
+    )
+    ids["orders"] = "A"
+    assert [line for line in find(text) if "checkpoint" in line] == []

@@ -83,6 +83,12 @@ class Kafka:
         for deleted in admin.delete_topics(list(names)).values() if names else ():
             deleted.result(REQUEST_SECONDS)
 
+    def make_anew(self, name: str) -> None:
+        """Delete a topic and create another one of its name."""
+        self.delete_topics(name)
+        wait_until(f"no topic {name}", lambda: name not in self.topics(), timeout=REQUEST_SECONDS)
+        self.create_topic(name)
+
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Drop the records of each partition before an offset, as retention does."""
         from confluent_kafka import TopicPartition
@@ -187,8 +193,12 @@ class LocalKafka(LocalServer):
 
     START_SECONDS = START_SECONDS
 
-    def __init__(self, *, log: Path) -> None:
+    def __init__(self, *, log: Path, advertised: str | None = None) -> None:
         """Format the folder.
+
+        Args:
+            log: Where it writes what it says.
+            advertised: Where it tells its clients that it is, `host:port`; by default where it is.
 
         Raises:
             Unavailable: Java or Kafka's jars cannot be had.
@@ -198,7 +208,7 @@ class LocalKafka(LocalServer):
         self.port, controller_port = free_ports(2)
         self.folder = Path(tempfile.mkdtemp(prefix="stream_merge-kafka-"))
         self.properties = self.folder / "server.properties"
-        self.properties.write_text(server_properties(self.port, controller_port, self.folder / "data"))
+        self.properties.write_text(server_properties(self.port, controller_port, self.folder / "data", advertised))
         command = [program, *JAVA_OPTIONS, "-Xmx256m", "-cp", f"{jars}/*"]
         self._run_once([*command, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", self.properties], log)
         self.process = Process("Kafka", [*command, "kafka.Kafka", self.properties], log=log, directory=self.folder)
@@ -218,14 +228,14 @@ class LocalKafka(LocalServer):
         return self.kafka().answers()
 
 
-def server_properties(port: int, controller_port: int, data: Path) -> str:
+def server_properties(port: int, controller_port: int, data: Path, advertised: str | None = None) -> str:
     """Return the configuration of a broker that is its own controller, the only one of its cluster."""
     properties = {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
         "listeners": f"HOST://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"HOST://127.0.0.1:{port}",
+        "advertised.listeners": f"HOST://{advertised or f'127.0.0.1:{port}'}",
         "listener.security.protocol.map": "HOST:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "HOST",
