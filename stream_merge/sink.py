@@ -61,7 +61,7 @@ def merge_sink(
     """Make a sink that merges every micro-batch into a Delta table in one transaction, exactly once.
 
     Args:
-        target: Path (anything with a `/`) or catalog name of the Delta table.
+        target: Path (anything with a `/`) of the Delta table, or its name in Spark's session catalog.
         keys: Columns, of the same names in source and target, that identify a row. Exactly one of `keys`, `on` and
             `before` is given.
         on: Merge condition over the two aliases, as in SQL's MERGE.

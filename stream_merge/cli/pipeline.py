@@ -128,7 +128,7 @@ class TableSettings(Section):
     """Name of the rows' source: the topic, or the value of `route_by`. With `re:` before it a pattern for the whole name, whose
     named groups fill `{group}` in `target` and `quarantine`. A single table may leave it out, and takes all rows then."""
     target: str = Field(min_length=1)
-    """Path (anything with a `/`) or catalog name of the Delta table."""
+    """Path (anything with a `/`) of the Delta table, or its name in Spark's session catalog, where that keeps tables (Hive's)."""
     keys: list[Annotated[str, Field(min_length=1)]] | None = None
     """Columns that identify a row; an empty list for a Debezium table without a key."""
     columns: str | None = None

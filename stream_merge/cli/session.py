@@ -37,6 +37,9 @@ spark_logger = logging.getLogger("spark")
 DEFAULT_CONF = {
     "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",
+    # A query that waits for a broker or a storage would be waited for without end when the pipeline is stopped; no micro-batch is
+    # being merged then.
+    "spark.sql.streaming.stopTimeout": "15s",
     # A pipeline runs for months: what the UI remembers of old batches is kept in the driver's memory.
     "spark.ui.retainedJobs": "200",
     "spark.ui.retainedStages": "200",

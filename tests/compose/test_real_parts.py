@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,6 @@ from tests.services.containers import Containers, compose_image
 from tests.services.fixtures import connect_of
 from tests.services.kafka import Kafka
 from tests.services.postgres import Database, Postgres
-from tests.services.processes import Unavailable
-from tests.services.spark_packages import kafka_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,12 +76,9 @@ def registered(connect: Connect, kafka: Kafka, database: Database, tmp_path: Pat
 
 
 @pytest.fixture
-def pipeline_file(tmp_path: Path) -> Path:
+def pipeline_file(tmp_path: Path, kafka_source: Mapping[str, str]) -> Path:
     """Return compose/pipeline.toml with a free port, and settings for a process that lives for half a minute."""
-    try:
-        conf = {**SPARK_CONF, **kafka_conf()}
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    conf = {**SPARK_CONF, **kafka_source}
     text = (COMPOSE / "pipeline.toml").read_text()
     given = '"spark.driver.memory" = "1g"'
     assert text.count(given) == text.count("prometheus_port = 9108") == 1

@@ -14,8 +14,7 @@ import pytest
 
 from tests.end_to_end.pipeline_process import SPARK_CONF, command
 from tests.services.kafka import Kafka
-from tests.services.processes import Process, Unavailable
-from tests.services.spark_packages import kafka_conf
+from tests.services.processes import Process
 
 PIPELINE = """\
 [pipeline]
@@ -63,12 +62,8 @@ def prefix(kafka: Kafka) -> Iterator[str]:
 
 
 @pytest.fixture
-def write_pipeline(tmp_path: Path, kafka: Kafka, prefix: str) -> Callable[..., None]:
+def write_pipeline(tmp_path: Path, kafka: Kafka, kafka_source: Mapping[str, str], prefix: str) -> Callable[..., None]:
     """Return a function that writes the pipeline of some topics."""
-    try:
-        conf = kafka_conf()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
 
     def write(topics: str, *, key: str = "id", table: str = "", pipeline: str = "", servers: str = "") -> None:
         text = PIPELINE.format(
@@ -78,7 +73,9 @@ def write_pipeline(tmp_path: Path, kafka: Kafka, prefix: str) -> Callable[..., N
             key=json.dumps(key),
             table=table,
             pipeline=pipeline,
-            conf="\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in {**SPARK_CONF, **conf}.items()),
+            conf="\n".join(
+                f"{json.dumps(key)} = {json.dumps(value)}" for key, value in {**SPARK_CONF, **kafka_source}.items()
+            ),
         )
         (tmp_path / "pipeline.toml").write_text(text)
 

@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,7 @@ import pytest
 from tests.debezium.captures import CAPTURES, SHOP, canonical_rows, read_expected
 from tests.end_to_end.pipeline_process import SPARK_CONF
 from tests.services.kafka import Kafka
-from tests.services.processes import Process, Unavailable
-from tests.services.spark_packages import kafka_conf
+from tests.services.processes import Process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,16 +66,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stream_merge(tmp_path: Path, folder: Path, start: Callable[..., Process]) -> Callable[..., str]:
+def stream_merge(
+    tmp_path: Path, folder: Path, kafka_source: Mapping[str, str], start: Callable[..., Process]
+) -> Callable[..., str]:
     """Return a function that runs the command there to its end and returns what it has said."""
-    try:
-        conf = kafka_conf()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
     # No part of the user's file: what a mirror of Maven's repository lacks, and what makes small batches quick.
     settings = tmp_path / "spark"
     settings.mkdir()
-    lines = [f"{name} {value}\n" for name, value in {**SPARK_CONF, **conf}.items()]
+    lines = [f"{name} {value}\n" for name, value in {**SPARK_CONF, **kafka_source}.items()]
     (settings / "spark-defaults.conf").write_text("".join(lines))
 
     def run(arguments: str) -> str:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,7 @@ from tests.end_to_end.shop import ACTIONS, FIRST_TABLES, TABLES, Load, create_sh
 from tests.services.connect import Connect
 from tests.services.kafka import Kafka
 from tests.services.postgres import Database, Postgres
-from tests.services.processes import Unavailable, wait_until
-from tests.services.spark_packages import kafka_conf
+from tests.services.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,14 +52,12 @@ def prefix(kafka: Kafka, database: Database) -> Iterator[str]:
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, kafka: Kafka, prefix: str) -> Iterator[PipelineProcess]:
+def pipeline(tmp_path: Path, kafka: Kafka, kafka_source: Mapping[str, str], prefix: str) -> Iterator[PipelineProcess]:
     """Return the pipeline of all topics with the prefix, not started yet."""
-    try:
-        conf = kafka_conf()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
     tables = tmp_path / "tables"
-    file = write_pipeline(tmp_path, bootstrap_servers=kafka.bootstrap_servers, prefix=prefix, tables=tables, conf=conf)
+    file = write_pipeline(
+        tmp_path, bootstrap_servers=kafka.bootstrap_servers, prefix=prefix, tables=tables, conf=kafka_source
+    )
     process = PipelineProcess(file, tables)
     yield process
     process.kill()

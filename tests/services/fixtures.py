@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.services.containers import Containers
 from tests.services.kafka import Kafka, LocalKafka
 from tests.services.postgres import LocalPostgres, Postgres
 from tests.services.processes import ServiceError, Unavailable
+from tests.services.spark_packages import kafka_conf
 
 PREFIX = "STREAM_MERGE_TEST_"
 T = TypeVar("T")
@@ -103,6 +104,15 @@ def kafka(service_logs: Path, containers: Containers) -> Generator[Kafka]:
 def connect(service_logs: Path, containers: Containers, postgres: Postgres, kafka: Kafka) -> Generator[Connect]:
     """Return a Kafka Connect that has Debezium's connector for PostgreSQL."""
     yield from connect_of(service_logs, containers, postgres, kafka)
+
+
+@pytest.fixture(scope="session")
+def kafka_source() -> dict[str, str]:
+    """Return the settings of Spark by which it gets its Kafka source."""
+    try:
+        return kafka_conf()
+    except Unavailable as reason:
+        refuse(f"no Kafka source of Spark: {reason}")
 
 
 def connect_of(
@@ -190,7 +200,11 @@ def first_way(name: str, *ways: Way[T]) -> Generator[T]:
         for _ in running:
             raise AssertionError("a way yields once")
         return
-    message = f"no {name}: {'; '.join(reasons)}"
+    refuse(f"no {name}: {'; '.join(reasons)}")
+
+
+def refuse(message: str) -> NoReturn:
+    """Skip the test that needs what is not there, or fail it where everything has to be."""
     if os.environ.get(f"{PREFIX}REQUIRE_SERVICES") == "1":
         pytest.fail(message)
     pytest.skip(message)
