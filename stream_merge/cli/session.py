@@ -39,7 +39,7 @@ DEFAULT_CONF = {
     "spark.ui.showConsoleProgress": "false",
     # A query that waits for a broker or a storage would be waited for without end when the pipeline is stopped; no micro-batch is
     # being merged then.
-    "spark.sql.streaming.stopTimeout": "15s",
+    "spark.sql.streaming.stopTimeout": "10s",
     # A pipeline runs for months: what the UI remembers of old batches is kept in the driver's memory.
     "spark.ui.retainedJobs": "200",
     "spark.ui.retainedStages": "200",
