@@ -85,6 +85,7 @@ class Decoder:
             format=self.decode.layout,
             placeholder=self.decode.placeholder,
             keep_tombstones=self.decode.keep_tombstones,
+            keep_raw=self.table.quarantine is not None,
             decimals=self.decode.decimals,
             binary=self.decode.binary,
         )
@@ -166,9 +167,10 @@ class Decoder:
         is_bad = f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}')"
         error = f"CASE WHEN {is_bad} THEN concat('the value is not a JSON object of the columns: ', left(text, 80)) END"
         frame = frame.withColumn("error", F.expr(error))
-        raw = F.expr(
-            "CASE WHEN error IS NULL THEN NULL WHEN is_valid_utf8(text) THEN text ELSE base64(CAST(text AS BINARY)) END"
-        )
+        # A quarantine has it of rows, too, that are JSON of the columns and fail a cast or an expectation.
+        is_kept = "true" if self.table.quarantine is not None else "error IS NOT NULL"
+        as_text = "CASE WHEN is_valid_utf8(text) THEN text ELSE base64(CAST(text AS BINARY)) END"
+        raw = F.expr(f"CASE WHEN {is_kept} THEN {as_text} END")
         change = F.struct(*_RECORD_FIELDS, "error", raw.alias("raw")).alias(debezium.CHANGE_COL)
         return frame.select(*[col("parsed").getField(f.name).alias(f.name) for f in schema.fields], change)
 

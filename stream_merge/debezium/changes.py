@@ -38,6 +38,7 @@ def changes(
     meta_prefix: str = "__",
     keep_tombstones: bool = False,
     keep_messages: bool = False,
+    keep_raw: bool = False,
     before: bool | None = None,
     order: Literal["source", "offset"] | None = None,
     snapshot_first: bool | None = None,
@@ -57,7 +58,7 @@ def changes(
     - `before`: the row as it was, if asked for.
     - `topic`, `partition`, `offset`, `timestamp`: the record's.
     - `error`: why the record can't be decoded, or NULL. Columns that can be are filled none the less.
-    - `raw`: where there is an error, the text of the record's value; base64 of it if it is not UTF-8.
+    - `raw`: where there is an error, or with `keep_raw` always, the text of the record's value; base64 of it if it is not UTF-8.
 
     Args:
         records: What Spark's Kafka source gives, `headers` with `includeHeaders=true`. Without headers, changes of primary
@@ -72,6 +73,8 @@ def changes(
         keep_tombstones: Whether records without a value are deletes (`delete.tombstone.handling.mode=tombstone`). By default
             they are left out, since they follow deletes for Kafka's sake alone.
         keep_messages: Whether logical messages (op m), which change no row, are kept.
+        keep_raw: Whether every change has the text of its record in `_change.raw`: a quarantine then has it of rows, too, that
+            can be decoded and fail a cast or an expectation. It is carried through the whole merge.
         before: Whether `_change` has the row as it was; by default for tables without a key.
         order: What orders the changes of a key: the source's log, or the records' offsets, which are right as long as nothing
             is delivered again. By default the log; the offsets with `keep_tombstones`, since tombstones carry no place in the log.
@@ -104,6 +107,7 @@ def changes(
         meta_prefix=meta_prefix,
         keep_tombstones=keep_tombstones,
         keep_messages=keep_messages,
+        keep_raw=keep_raw,
         before=not keys if before is None else before,
         order=order or ("offset" if keep_tombstones else "source"),
         snapshot_first=snapshot_first,

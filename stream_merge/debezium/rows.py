@@ -86,7 +86,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
     frame = frame.withColumn("error", F.expr(_error_sql(settings)))
     parts["error"] = F.col("error")
     raw = "CASE WHEN is_no_text THEN base64(CAST(value AS BINARY)) ELSE value END"
-    parts["raw"] = F.expr(f"CASE WHEN error IS NOT NULL THEN {raw} END")
+    parts["raw"] = F.expr(raw if settings.keep_raw else f"CASE WHEN error IS NOT NULL THEN {raw} END")
     change = F.struct(*[part.alias(name) for name, part in parts.items()])
     return frame.select(*data, change.alias(CHANGE_COL))
 

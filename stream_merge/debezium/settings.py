@@ -51,6 +51,7 @@ class Settings:
     meta_prefix: str
     keep_tombstones: bool
     keep_messages: bool
+    keep_raw: bool
     before: bool
     order: str
     snapshot_first: bool | None
