@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -111,6 +113,7 @@ def _error_sql(settings: Settings) -> str:
         )
         if settings.before and not keys
         else None,
+        ("op = 'u' AND key_text IS NULL", text(_keyless_update([names[p] for p in keys]))) if keys else None,
     ]
     whole = " ".join(f"WHEN {condition} THEN {reason}" for condition, reason in filter(None, faults))
     parts = [
@@ -133,3 +136,11 @@ def _error_sql(settings: Settings) -> str:
         sent = unmarked(raw) if raw.startswith(("old", "new")) else raw
         parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80)) END")
     return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"
+
+
+def _keyless_update(keys: Sequence[str]) -> str:
+    # What the row's key was is not in the row.
+    return (
+        f"the record has no key, so that an update of {', '.join(keys)} would leave the old row: let the connector send it "
+        "(message.key.columns), or take the table as one without a key (keys=[])"
+    )
