@@ -59,6 +59,8 @@ class Field:
         length: Number of bits of a bit string.
         default: The value of rows that were there when the column was added (ADD COLUMN ... DEFAULT sends no changes).
             It replaces NULL and absence alike, so it is for columns that are NOT NULL.
+        default_as_sent: The same as a message would send it: text, or the JSON of any other value. `learn_columns` takes it
+            from the schema part, for the records of before the column was added.
         element: The elements of an array, or the values of a map, where they differ from this field's description.
         fields: The fields of a struct, by name, where the types alone do not describe them.
     """
@@ -68,6 +70,7 @@ class Field:
     scale: int | None = None
     length: int | None = None
     default: str | int | float | bool | None = None
+    default_as_sent: str | None = None
     element: Field | None = None
     fields: Mapping[str, Field] | None = None
 

@@ -15,6 +15,10 @@ from stream_merge.debezium.spelling import text
 from stream_merge.debezium.unavailable import is_unavailable
 from stream_merge.debezium.values import decode
 
+_UNLEARNT = (
+    "the record's schema was not learnt: for each batch give changes() what learn_columns(records, known=...) returns"
+)
+
 
 def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
     """Return the frame with the texts of each column, then with its values.
@@ -31,7 +35,13 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
         def value(name: str, field: Field = field) -> str:
             return decode(name, field, settings.handling)
 
-        of_row = f"CASE WHEN op IN ('r', 'c', 'u') THEN after.f{position} END"
+        of_image = f"after.f{position}"
+        of_before = f"before.f{position}"
+        if field.default_as_sent is not None:
+            default = text(field.default_as_sent)
+            of_image = f"coalesce({of_image}, {default})"
+            of_before = f"CASE WHEN before IS NOT NULL THEN coalesce({of_before}, {default}) END"
+        of_row = f"CASE WHEN op IN ('r', 'c', 'u') THEN {of_image} END"
         if position in keys:
             member = f"f{keys.index(position)}"
             texts[f"t{position}"] = f"CASE WHEN op IN ('r', 'c', 'u', 'd') THEN coalesce(key.{member}, {of_row}) END"
@@ -48,7 +58,7 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
             flags[f"u{position}"] = is_unavailable(f"t{position}", field, settings.placeholder)
             values[f"v{position}"] = f"CASE WHEN NOT u{position} THEN {value(f't{position}')} END"
         if settings.before:
-            texts[f"b{position}"] = f"before.f{position}"
+            texts[f"b{position}"] = of_before
             flags[f"bu{position}"] = is_unavailable(f"b{position}", field, settings.placeholder)
             values[f"bv{position}"] = f"CASE WHEN NOT bu{position} THEN {value(f'b{position}')} END"
     for step in (texts, flags, values):
@@ -100,6 +110,7 @@ def _error_sql(settings: Settings) -> str:
     faults = [
         ("is_no_text", "'the value is not UTF-8'"),
         ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
+        ("is_unlearnt", text(_UNLEARNT)),
         (
             "NOT is_tombstone AND layout IS NULL",
             "concat('neither an envelope nor a flattened event (format= says which it is): ', left(value, 80))",

@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-from pyspark.sql import functions as F
 
+from stream_merge.cli.decoding import Decoder
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.progress import Progress
 from stream_merge.cli.stopping import StopSignals
@@ -92,7 +92,7 @@ def test_values_are_read_as_the_schema_of_their_own_message_spells_them(spark, r
     columns = tables_of("odd-schema")[topic]["columns"]
     for part in ("a", "b"):
         run_pipeline(land_capture("odd-schema", f"topic = '{topic}'", part), table, decode="debezium")
-        rows = spark.read.format("delta").load(str(tmp_path / "t")).withColumn("dflt", F.coalesce("dflt", F.lit(42)))
+        rows = spark.read.format("delta").load(str(tmp_path / "t"))
         rows = with_times_as_text(rows.select(*columns)).collect()
         assert rows_of_spark((row.asDict() for row in rows), columns) == expected_rows("odd-schema", topic)
 
