@@ -231,27 +231,30 @@ class RoutedBatch:
         outcomes = self._side_by_side({route: partial(check, route) for route in idle})
         self._raise_failures(idle, replace(outcomes, results={}))
 
-    def _merging(self, route: Route) -> Callable[[], MergeResult]:
-        def merge() -> MergeResult:
+    def _merging(self, route: Route) -> Callable[[], MergeResult | None]:
+        def merge() -> MergeResult | None:
             with sessions.active(self.spark):
                 try:
                     rows = self._rows_of(route)
                 except JVM_ERRORS as error:
                     raise translate(error) from error
+                if rows is None:
+                    return None
                 if self.batch_id is None:
                     return route.sink.merge(rows)
                 return route.sink.merge_micro_batch(rows, self.batch_id, self.query)
 
         return merge
 
-    def _rows_of(self, route: Route) -> DataFrame:
+    def _rows_of(self, route: Route) -> DataFrame | None:
         prepare = self.config.prepare
         if prepare is None:
             return self.rows.where(F.col(SOURCE_NAME).isin(*route.names)).drop(SOURCE_NAME)
         prepared = [
             prepare(name, self.rows.where(F.col(SOURCE_NAME) == name).drop(SOURCE_NAME)) for name in route.names
         ]
-        return reduce(DataFrame.unionByName, prepared)
+        frames = [frame for frame in prepared if frame is not None]
+        return reduce(DataFrame.unionByName, frames) if frames else None
 
     def _side_by_side(self, tasks: Mapping[Route, Callable[[], Any]]) -> Outcomes[Any]:
         query = self.query
@@ -277,8 +280,10 @@ class RoutedBatch:
             results=self._by_source(routes, outcomes.results),
         ) from next(iter(failures.values()), None)
 
-    def _by_source(self, routes: Sequence[Route], results: Mapping[str, MergeResult]) -> dict[str, MergeResult]:
-        found = {name: results[route.name] for route in routes if route.name in results for name in route.names}
+    def _by_source(self, routes: Sequence[Route], results: Mapping[str, MergeResult | None]) -> dict[str, MergeResult]:
+        found = {
+            name: result for route in routes if (result := results.get(route.name)) is not None for name in route.names
+        }
         return dict(sorted(found.items()))
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 UNKNOWN_POLICIES = ("error", "ignore")
 
-Prepare: TypeAlias = "Callable[[str, DataFrame], DataFrame]"
-"""From the name of a source and its rows of the micro-batch to what its sink merges."""
+Prepare: TypeAlias = "Callable[[str, DataFrame], DataFrame | None]"
+"""From the name of a source and its rows of the micro-batch to what its sink merges; None if that is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,8 @@ def merge_router(
             the same sink are merged together.
         by: The name of a row's source: a column or an expression.
         prepare: Makes of the rows of one source what its sink merges: called with the name and the rows, in the thread of that
-            table. Without, the sink gets the rows as they are.
+            table. Without, the sink gets the rows as they are. None says that there is nothing to merge: the table is left as if
+            the source had no rows in the micro-batch, and has no result.
         max_parallel: How many tables are merged at a time. Each is merged in one thread; callbacks (`prepare`, `on_result`) of
             different tables may run at the same time.
         unknown: What happens to rows whose source is NULL or has no sink: "error" refuses the micro-batch before anything is

@@ -277,6 +277,9 @@ def test_the_learnt_columns_of_the_debezium_page(spark, tmp_path, rows_of):
     for batch_id, records in enumerate([empty, frame_of(spark, record(key, message)), empty]):
         variables["merge"](records, batch_id)
     assert rows_of(tmp_path / "t", "id", "v") == [(1, "a")]
+    assert variables["prepare"]("t", empty) is None
+    assert variables["prepare"]("t", frame_of(spark, record(key, message))).columns == ["id", "v", "_change"]
+    assert variables["prepare"]("t", empty).columns == ["id", "v", "_change"]
 
 
 def test_the_upsert_example(spark, tmp_path, rows_of):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,10 @@ from stream_merge.cli.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.sources import CORRUPT_RECORD
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.debezium.schemas import LearntColumns, learn_columns
+from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError, TargetNotFoundError
+
+logger = logging.getLogger("stream_merge.cli")
 
 OWN_PREFIX = "_stream_merge_"
 """What the columns that the sink adds to its target begin with."""
@@ -50,6 +54,7 @@ class Decoder:
     _given: dict[str, debezium.Field] | None = None
     _has_schema: bool | None = None
     _learnt: LearntColumns | None = None
+    _may_lose_deletes: bool = True
     _of_target: tuple[T.StructType, dict[str, debezium.Field]] | None = None
 
     @property
@@ -85,6 +90,7 @@ class Decoder:
             format=self.decode.layout,
             placeholder=self.decode.placeholder,
             keep_tombstones=self.decode.keep_tombstones,
+            keep_raw=self.table.quarantine is not None,
             decimals=self.decode.decimals,
             binary=self.decode.binary,
         )
@@ -104,6 +110,8 @@ class Decoder:
         learnt = self._learn(records) if self._has_schema else None
         if learnt is not None:
             return self._as_in_target(learnt, present)
+        if self._has_schema is False:
+            self._warn_of_lost_deletes(records)
         if present is None:
             raise PipelineError(
                 f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), and the "
@@ -122,6 +130,33 @@ class Decoder:
             if _has_schema_part(records):
                 raise
         return self._learnt
+
+    def _warn_of_lost_deletes(self, records: DataFrame) -> None:
+        """Say, once, that records without a value are left out and nothing else tells of a delete.
+
+        Where the messages have a schema part, it tells; here each message is looked at, until one is found that can mark a delete.
+        """
+        if not self._may_lose_deletes or self.decode.keep_tombstones or self.decode.layout == "envelope":
+            return
+        value = "CAST(value AS STRING)"
+        is_envelope = " AND ".join(f"get_json_object({value}, '$.{name}') IS NOT NULL" for name in ("op", "source"))
+        marks = f"""contains({value}, '"__deleted"') OR ({is_envelope})"""
+        found = records.selectExpr(
+            f"count_if({IS_TOMBSTONE}) AS num_tombstones",
+            f"count_if(NOT {IS_TOMBSTONE}) AS num_values",
+            f"coalesce(bool_or({marks}), false) AS marks_deletes",
+        ).head()
+        assert found is not None
+        if found["num_tombstones"] and found["num_values"] and not found["marks_deletes"]:
+            logger.warning(
+                "%d records of %s have no value, and are left out. Its messages are flattened and have no __deleted, so these are "
+                "the deletes: set keep_tombstones = true in [decode].",
+                found["num_tombstones"],
+                self._shown,
+            )
+            self._may_lose_deletes = False
+        elif found["marks_deletes"]:
+            self._may_lose_deletes = False
 
     def _as_in_target(self, learnt: LearntColumns, present: T.StructType | None) -> LearntColumns:
         """Return what the messages tell of the columns, with the types that the target has for them."""
@@ -166,9 +201,10 @@ class Decoder:
         is_bad = f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}')"
         error = f"CASE WHEN {is_bad} THEN concat('the value is not a JSON object of the columns: ', left(text, 80)) END"
         frame = frame.withColumn("error", F.expr(error))
-        raw = F.expr(
-            "CASE WHEN error IS NULL THEN NULL WHEN is_valid_utf8(text) THEN text ELSE base64(CAST(text AS BINARY)) END"
-        )
+        # A quarantine has it of rows, too, that are JSON of the columns and fail a cast or an expectation.
+        is_kept = "true" if self.table.quarantine is not None else "error IS NOT NULL"
+        as_text = "CASE WHEN is_valid_utf8(text) THEN text ELSE base64(CAST(text AS BINARY)) END"
+        raw = F.expr(f"CASE WHEN {is_kept} THEN {as_text} END")
         change = F.struct(*_RECORD_FIELDS, "error", raw.alias("raw")).alias(debezium.CHANGE_COL)
         return frame.select(*[col("parsed").getField(f.name).alias(f.name) for f in schema.fields], change)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -16,12 +17,14 @@ from stream_merge.debezium.envelope import Message, ParsedJson, header, message_
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
 from stream_merge.debezium.header_keys import PARSE_OPTIONS, mark_digits
 from stream_merge.debezium.rows import decode_values, select_changes
-from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
+from stream_merge.debezium.schemas import NO_KEYS_TOLD, NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.spelling import IS_TOMBSTONE, JSON_SPACE
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
 from stream_merge.debezium.values import Handling
 from stream_merge.errors import ConfigError
+
+logger = logging.getLogger("stream_merge")
 
 OLD_KEY_HEADER = "__debezium.oldkey"
 NEW_KEY_HEADER = "__debezium.newkey"
@@ -38,6 +41,7 @@ def changes(
     meta_prefix: str = "__",
     keep_tombstones: bool = False,
     keep_messages: bool = False,
+    keep_raw: bool = False,
     before: bool | None = None,
     order: Literal["source", "offset"] | None = None,
     snapshot_first: bool | None = None,
@@ -57,7 +61,7 @@ def changes(
     - `before`: the row as it was, if asked for.
     - `topic`, `partition`, `offset`, `timestamp`: the record's.
     - `error`: why the record can't be decoded, or NULL. Columns that can be are filled none the less.
-    - `raw`: where there is an error, the text of the record's value; base64 of it if it is not UTF-8.
+    - `raw`: where there is an error, or with `keep_raw` always, the text of the record's value; base64 of it if it is not UTF-8.
 
     Args:
         records: What Spark's Kafka source gives, `headers` with `includeHeaders=true`. Without headers, changes of primary
@@ -69,9 +73,12 @@ def changes(
         format: Whether the messages are envelopes or flattened by ExtractNewRecordState; detected record by record by default.
         placeholder: The connector's `unavailable.value.placeholder`.
         meta_prefix: Prefix of the fields and headers that the flattening adds.
-        keep_tombstones: Whether records without a value are deletes (`delete.tombstone.handling.mode=tombstone`). By default
-            they are left out, since they follow deletes for Kafka's sake alone.
+        keep_tombstones: Whether records without a value are deletes, as with the default of ExtractNewRecordState
+            (`delete.tombstone.handling.mode=tombstone`). By default they are left out, since after envelopes they follow
+            deletes for Kafka's sake alone.
         keep_messages: Whether logical messages (op m), which change no row, are kept.
+        keep_raw: Whether every change has the text of its record in `_change.raw`: a quarantine then has it of rows, too, that
+            can be decoded and fail a cast or an expectation. It is carried through the whole merge.
         before: Whether `_change` has the row as it was; by default for tables without a key.
         order: What orders the changes of a key: the source's log, or the records' offsets, which are right as long as nothing
             is delivered again. By default the log; the offsets with `keep_tombstones`, since tombstones carry no place in the log.
@@ -93,7 +100,16 @@ def changes(
             raise ConfigError([NOTHING_TOLD])
     if isinstance(columns, LearntColumns):
         fields, spellings = columns.fields, columns.spellings
+        if keys is None and columns.keys is None:
+            raise ConfigError([NO_KEYS_TOLD])
         keys = columns.keys if keys is None else keys
+        if columns.num_unmarked_deletes and not keep_tombstones:
+            logger.warning(
+                "%d records of %s have no value, and are left out: beside flattened events without __deleted they are the deletes "
+                "(keep_tombstones=True makes deletes of them)",
+                columns.num_unmarked_deletes,
+                columns.topic,
+            )
     else:
         fields = resolve_columns(columns)
     settings = Settings(
@@ -104,15 +120,14 @@ def changes(
         meta_prefix=meta_prefix,
         keep_tombstones=keep_tombstones,
         keep_messages=keep_messages,
+        keep_raw=keep_raw,
         before=not keys if before is None else before,
         order=order or ("offset" if keep_tombstones else "source"),
         snapshot_first=snapshot_first,
         handling=Handling(decimals=decimals, binary=binary, timestamp_unit=timestamp_unit),
     )
     _check_options(settings)
-    if len(spellings) < 2:
-        return _decode_records(records, settings)
-    return _decode_each(records, settings, spellings)
+    return _decode_each(records, settings, spellings) if spellings else _decode_records(records, settings)
 
 
 def _check_records(records: DataFrame) -> None:
@@ -153,9 +168,15 @@ def _check_options(settings: Settings) -> None:
 
 
 def _decode_each(records: DataFrame, settings: Settings, spellings: Sequence[Spelling]) -> DataFrame:
-    """Decode the records of each schema as they spell the values; those without a schema are tombstones, or bad."""
+    """Decode the records of each schema as they spell the values.
+
+    Those without a schema are tombstones, or bad. Of a schema that was not learnt nobody knows the scale of a decimal.
+    """
     *older, newest = spellings
-    sums = [", ".join(f"'{schema}'" for schema in spelling.schemas) for spelling in older]
+    settings = replace(settings, schemas=tuple(schema for spelling in spellings for schema in spelling.schemas))
+    if not older:
+        return _decode_records(records, replace(settings, fields=newest.fields))
+    sums = [", ".join(f"{schema}L" for schema in spelling.schemas) for spelling in older]
     place = " ".join(f"WHEN {schema_sum()} IN ({of_one}) THEN {number}" for number, of_one in enumerate(sums))
     parts = [
         _decode_records(
@@ -240,6 +261,7 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
         ],
         F.expr(IS_TOMBSTONE).alias("is_tombstone"),
         F.expr("NOT is_valid_utf8(CAST(value AS STRING))" if is_binary else "false").alias("is_no_text"),
+        F.expr(_is_unlearnt(settings.schemas)).alias("is_unlearnt"),
     )
     conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]
     if not settings.keep_messages and settings.layout != "flattened":
@@ -252,6 +274,12 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
                 IS NOT NULL, false)"""
         )
     return texts.where(" AND ".join(conditions)) if conditions else texts
+
+
+def _is_unlearnt(schemas: Sequence[int] | None) -> str:
+    if schemas is None:
+        return "false"
+    return f"coalesce({schema_sum()} NOT IN ({', '.join(f'{schema}L' for schema in schemas)}), false)"
 
 
 def _key_sql(parsed: ParsedJson, name: str) -> str:

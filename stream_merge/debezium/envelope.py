@@ -26,6 +26,9 @@ POSITION_FIELDS = (
 )
 """What tells where in the source's log a change stands; fields of `source`."""
 
+DELETED = "__deleted"
+"""The field in which ExtractNewRecordState marks deletes; `add.fields.prefix` does not go before it."""
+
 _ENVELOPE_FIELDS = ("before", "after", "source", "transaction")
 _CORRUPT = "corrupt"
 
@@ -102,7 +105,7 @@ def message_fields(
 
 def meta_names(prefix: str) -> list[str]:
     """Return the names under which ExtractNewRecordState's `add.fields` puts what this module reads."""
-    names = [f"{prefix}op", f"{prefix}deleted"]
+    names = [f"{prefix}op", *_deleted_names(prefix)]
     names += [f"{prefix}{part}{name}" for name in POSITION_FIELDS for part in ("", "source_")]
     return [*names, f"{prefix}transaction_total_order"]
 
@@ -154,12 +157,12 @@ class Message:
         is_envelope = self._is_envelope
         if not self._has_flattened:
             return f"CASE WHEN {is_envelope} THEN 'envelope' END"
-        is_flattened = f"{first_known([*self._meta('op'), *self._meta('deleted')])} IS NOT NULL"
+        is_flattened = f"{first_known([*self._meta('op'), *self._deleted])} IS NOT NULL"
         return f"CASE WHEN {is_envelope} THEN 'envelope' WHEN {is_flattened} THEN 'flattened' END"
 
     def op_sql(self) -> str:
         """Return SQL for Debezium's op; a flattened event without one is an upsert, or a delete if it says so."""
-        deleted = f"CASE WHEN {first_known(self._meta('deleted'))} = 'true' THEN 'd' ELSE 'u' END"
+        deleted = f"CASE WHEN {first_known(self._deleted)} = 'true' THEN 'd' ELSE 'u' END"
         return self._by_layout(
             self._field("op") if self._has_envelope else "NULL", first_known([*self._meta("op"), deleted])
         )
@@ -206,13 +209,19 @@ class Message:
 
     @property
     def _has_flattened(self) -> bool:
-        return f"{self.meta_prefix}deleted" in self.parsed.names
+        return DELETED in self.parsed.names
+
+    @property
+    def _deleted(self) -> list[str]:
+        return self._found(_deleted_names(self.meta_prefix))
 
     def _field(self, name: str) -> str:
         return self.parsed.path("body", name)
 
     def _meta(self, name: str) -> list[str]:
-        names = [f"{self.meta_prefix}{name}", f"{self.meta_prefix}source_{name}"]
+        return self._found([f"{self.meta_prefix}{name}", f"{self.meta_prefix}source_{name}"])
+
+    def _found(self, names: Sequence[str]) -> list[str]:
         found = [self._field(full) for full in names if full in self.parsed.names]
         known = self._meta_names if self.has_headers else []
         return [*found, *(f"get(meta_headers, {known.index(full)})" for full in names if full in known)]
@@ -263,6 +272,10 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
         f"named_struct('phase', {phase}, 'position', CAST({major} AS BIGINT), 'part', {minor}, "
         f"'event', {event}, 'half', {half})"
     )
+
+
+def _deleted_names(prefix: str) -> list[str]:
+    return list(dict.fromkeys((DELETED, f"{prefix}deleted")))
 
 
 def _header_value(headers: str, name: str) -> str:

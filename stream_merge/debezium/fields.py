@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from pyspark.sql import types as T
 
+from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.errors import ConfigError
 
 SEMANTICS = frozenset(
@@ -58,6 +59,8 @@ class Field:
         length: Number of bits of a bit string.
         default: The value of rows that were there when the column was added (ADD COLUMN ... DEFAULT sends no changes).
             It replaces NULL and absence alike, so it is for columns that are NOT NULL.
+        default_as_sent: The same as a message would send it: text, or the JSON of any other value. `learn_columns` takes it
+            from the schema part, for the records of before the column was added.
         element: The elements of an array, or the values of a map, where they differ from this field's description.
         fields: The fields of a struct, by name, where the types alone do not describe them.
     """
@@ -67,6 +70,7 @@ class Field:
     scale: int | None = None
     length: int | None = None
     default: str | int | float | bool | None = None
+    default_as_sent: str | None = None
     element: Field | None = None
     fields: Mapping[str, Field] | None = None
 
@@ -103,7 +107,12 @@ def resolve_columns(columns: Columns) -> dict[str, Field]:
         ConfigError: There are none, or one is not described rightly.
     """
     schema = _parse_ddl(columns) if isinstance(columns, str) else columns
-    given = {field.name: field.dataType for field in schema} if isinstance(schema, T.StructType) else schema
+    # Of a table that a sink has merged into: the source does not send what the sink keeps there.
+    given = (
+        {field.name: field.dataType for field in schema if not is_own(field.name)}
+        if isinstance(schema, T.StructType)
+        else schema
+    )
     fields = {name: field if isinstance(field, Field) else Field(field) for name, field in given.items()}
     fields = {name: replace(field, type=field.data_type) for name, field in fields.items()}
     faults = [] if fields else ["columns names no column"]
@@ -117,7 +126,7 @@ def resolve_columns(columns: Columns) -> dict[str, Field]:
 def table_fields(
     schema: T.StructType, *, settings: Mapping[str, Field] | None = None, except_columns: Collection[str] = ()
 ) -> dict[str, Field]:
-    """Return the columns of an existing table, to be given as `columns`.
+    """Return the columns of an existing table, to be given as `columns`, without those that a sink has added to it.
 
     Args:
         schema: The table's schema: `spark.table(...).schema`.
@@ -132,9 +141,14 @@ def table_fields(
         {
             field.name: given.get(field.name, Field(field.dataType))
             for field in schema.fields
-            if field.name not in except_columns
+            if field.name not in except_columns and not is_own(field.name)
         }
     )
+
+
+def is_own(name: str) -> bool:
+    """Return whether a column of a table is one that a sink has added."""
+    return name.lower().startswith(RESERVED_PREFIX)
 
 
 def _parse_ddl(text: str) -> T.StructType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -12,6 +14,10 @@ from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.spelling import text
 from stream_merge.debezium.unavailable import is_unavailable
 from stream_merge.debezium.values import decode
+
+_UNLEARNT = (
+    "the record's schema was not learnt: for each batch give changes() what learn_columns(records, known=...) returns"
+)
 
 
 def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
@@ -29,7 +35,13 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
         def value(name: str, field: Field = field) -> str:
             return decode(name, field, settings.handling)
 
-        of_row = f"CASE WHEN op IN ('r', 'c', 'u') THEN after.f{position} END"
+        of_image = f"after.f{position}"
+        of_before = f"before.f{position}"
+        if field.default_as_sent is not None:
+            default = text(field.default_as_sent)
+            of_image = f"coalesce({of_image}, {default})"
+            of_before = f"CASE WHEN before IS NOT NULL THEN coalesce({of_before}, {default}) END"
+        of_row = f"CASE WHEN op IN ('r', 'c', 'u') THEN {of_image} END"
         if position in keys:
             member = f"f{keys.index(position)}"
             texts[f"t{position}"] = f"CASE WHEN op IN ('r', 'c', 'u', 'd') THEN coalesce(key.{member}, {of_row}) END"
@@ -46,7 +58,7 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
             flags[f"u{position}"] = is_unavailable(f"t{position}", field, settings.placeholder)
             values[f"v{position}"] = f"CASE WHEN NOT u{position} THEN {value(f't{position}')} END"
         if settings.before:
-            texts[f"b{position}"] = f"before.f{position}"
+            texts[f"b{position}"] = of_before
             flags[f"bu{position}"] = is_unavailable(f"b{position}", field, settings.placeholder)
             values[f"bv{position}"] = f"CASE WHEN NOT bu{position} THEN {value(f'b{position}')} END"
     for step in (texts, flags, values):
@@ -86,7 +98,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
     frame = frame.withColumn("error", F.expr(_error_sql(settings)))
     parts["error"] = F.col("error")
     raw = "CASE WHEN is_no_text THEN base64(CAST(value AS BINARY)) ELSE value END"
-    parts["raw"] = F.expr(f"CASE WHEN error IS NOT NULL THEN {raw} END")
+    parts["raw"] = F.expr(raw if settings.keep_raw else f"CASE WHEN error IS NOT NULL THEN {raw} END")
     change = F.struct(*[part.alias(name) for name, part in parts.items()])
     return frame.select(*data, change.alias(CHANGE_COL))
 
@@ -98,6 +110,7 @@ def _error_sql(settings: Settings) -> str:
     faults = [
         ("is_no_text", "'the value is not UTF-8'"),
         ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
+        ("is_unlearnt", text(_UNLEARNT)),
         (
             "NOT is_tombstone AND layout IS NULL",
             "concat('neither an envelope nor a flattened event (format= says which it is): ', left(value, 80))",
@@ -111,6 +124,7 @@ def _error_sql(settings: Settings) -> str:
         )
         if settings.before and not keys
         else None,
+        ("op = 'u' AND key_text IS NULL", text(_keyless_update([names[p] for p in keys]))) if keys else None,
     ]
     whole = " ".join(f"WHEN {condition} THEN {reason}" for condition, reason in filter(None, faults))
     parts = [
@@ -133,3 +147,11 @@ def _error_sql(settings: Settings) -> str:
         sent = unmarked(raw) if raw.startswith(("old", "new")) else raw
         parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80)) END")
     return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"
+
+
+def _keyless_update(keys: Sequence[str]) -> str:
+    # What the row's key was is not in the row.
+    return (
+        f"the record has no key, so that an update of {', '.join(keys)} would leave the old row: let the connector send it "
+        "(message.key.columns), or take the table as one without a key (keys=[])"
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from stream_merge.debezium.envelope import DELETED
 from stream_merge.debezium.fields import SEMANTICS, Field
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError
@@ -46,14 +48,34 @@ _WIDENING = ("int8", "int16", "int32", "int64")
 _MAX_PRECISION = 38
 _UNLIMITED = 2**31 - 1
 NOTHING_TOLD = "no record has a value, so that none tells the columns; give them, or what learn_columns told before"
+NO_KEYS_TOLD = "no record tells the keys, since a TRUNCATE has none; give keys=, or what learn_columns told before"
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How some of the records spell the values: as they do whose schema part has one of these MD5 sums."""
+    """How some of the records spell the values: as they do whose schema part has one of these sums."""
 
-    schemas: tuple[str, ...]
+    schemas: tuple[int, ...]
     fields: Mapping[str, Field]
+
+
+@dataclass(frozen=True, slots=True)
+class SentSchema:
+    """The schema part of some records.
+
+    Attributes:
+        sum: What `schema_sum` gives for them.
+        age: When the first of them came.
+        fields: Their columns.
+        defaults: Of the columns that have a default, the value as a message would send it.
+        marks_deletes: Whether a message of it can tell that it is a delete.
+    """
+
+    sum: int
+    age: float
+    fields: Mapping[str, Field]
+    defaults: Mapping[str, str]
+    marks_deletes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +84,35 @@ class LearntColumns:
 
     Attributes:
         fields: The columns, with types that hold the values of all records.
-        keys: The names of the key columns.
+        keys: The names of the key columns; None where no record tells them.
         spellings: The same columns as records of different schemas spell them, the newest last: `numeric(8, 2)` that became
             `numeric(12, 4)` has another scale, `timestamp(3)` that became `timestamp(6)` another unit.
+        sent: All schemas that were learnt, the oldest first.
+        topic: The topic of the records.
+        num_unmarked_deletes: How many records without a value there are, where nothing else tells of a delete: beside events
+            that are flattened and have no `__deleted`.
     """
 
     fields: Mapping[str, Field]
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] | None
     spellings: tuple[Spelling, ...]
+    sent: tuple[SentSchema, ...] = ()
+    topic: str = ""
+    num_unmarked_deletes: int = 0
 
 
 def schema_sum() -> str:
-    """Return SQL for the MD5 sum of a record's schema part, NULL where it has none."""
-    return "md5(get_json_object(CAST(value AS STRING), '$.schema'))"
+    """Return SQL for a number that tells a record's schema part from others; NULL where it has none."""
+    value = "CAST(value AS STRING)"
+    # JsonConverter writes the schema first. Its text ends where the payload begins, since a quote within text has a backslash
+    # before it: so it is found without parsing it, which takes longer than all else.
+    begins_so = f"""startswith({value}, '{{"schema":{{')"""
+    before_payload = f"""substring_index({value}, ',"payload":', 1)"""
+    anywhere = f"get_json_object({value}, '$.schema')"
+    return (
+        f"CASE WHEN {begins_so} THEN xxhash64({before_payload}) "
+        f"""WHEN contains({value}, '"schema"') AND {anywhere} LIKE '{{%' THEN xxhash64({anywhere}) END"""
+    )
 
 
 def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType:
@@ -93,8 +131,11 @@ def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType
     learnt = learn_columns(records, meta_prefix=meta_prefix)
     if learnt is None:
         raise ConfigError([NOTHING_TOLD])
+    keys = learnt.keys
+    if keys is None:
+        raise ConfigError([NO_KEYS_TOLD])
     return T.StructType(
-        [T.StructField(name, field.data_type, name not in learnt.keys) for name, field in learnt.fields.items()]
+        [T.StructField(name, field.data_type, name not in keys) for name, field in learnt.fields.items()]
     )
 
 
@@ -103,8 +144,8 @@ def learn_columns(
 ) -> LearntColumns | None:
     """Return columns and keys from the records' schema part, for `changes(columns=)`; it reads the records.
 
-    In a stream, give what the batch before told: a batch may have nothing but records without a value, which follow deletes, or a
-    TRUNCATE, which has no key.
+    In a stream, call it for each batch and give what it told of the batch before: a batch may have nothing but records without a
+    value, which follow deletes, or a TRUNCATE, which has no key; and it may have records of before a column was added.
 
     Args:
         records: Records of one table, as Kafka has them.
@@ -121,65 +162,169 @@ def learn_columns(
         raise ConfigError(
             ["columns can't be learnt from a stream before it runs; give them, or call this in foreachBatch"]
         )
-    age = F.min("timestamp" if "timestamp" in records.columns else "offset").alias("age")
-    rows = (
-        records.select(
-            "topic",
-            *[name for name in ("timestamp", "offset") if name in records.columns],
-            F.get_json_object(F.col("key").cast("string"), "$.schema").alias("key_schema"),
-            F.get_json_object(F.col("value").cast("string"), "$.schema").alias("value_schema"),
-            F.expr(schema_sum()).alias("sum"),
-        )
-        .where("value_schema IS NOT NULL")
-        .groupBy("topic", "key_schema", "value_schema", "sum")
-        .agg(age)
-        .orderBy("age")
-        .collect()
-    )
-    topics = sorted({row["topic"] for row in rows})
+    rows = _read_schemas(records)
+    described = [row for row in rows if row["sum"] is not None]
+    num_tombstones = sum(row["times"] for row in rows if row["is_tombstone"])
+    topics = sorted({row["topic"] for row in described})
     if not topics:
-        if records.where(f"NOT {IS_TOMBSTONE}").isEmpty():
-            return known
-        raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
+        if not all(row["is_tombstone"] for row in rows):
+            raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
+        return known and replace(known, num_unmarked_deletes=_num_unmarked_deletes(num_tombstones, known.sent))
     if len(topics) > 1:
         raise ConfigError([f"the records are of several topics ({', '.join(topics)}); select one"])
 
+    new = {row["sum"]: _sent_schema(row, meta_prefix) for row in reversed(described)}
+    sent = _by_age([*(known.sent if known else ()), *new.values()])
+    # Without older ones, of which no record is here: columns may have been dropped, and others of their names added.
+    oldest = next(position for position, schema in enumerate(sent) if schema.sum in new)
+    try:
+        spellings = _spellings(sent[oldest:])
+    except ConfigError:
+        if all(schema.sum in new for schema in sent[oldest:]):
+            raise
+        spellings = _spellings([schema for schema in sent if schema.sum in new])
+    fields = spellings[-1].fields
+    keys = _keys_of(described, known)
+    return LearntColumns(
+        fields=fields,
+        keys=None if keys is None else tuple(key for key in keys if key in fields),
+        spellings=spellings,
+        sent=tuple(sent),
+        topic=topics[0],
+        num_unmarked_deletes=_num_unmarked_deletes(num_tombstones, sent),
+    )
+
+
+def _read_schemas(records: DataFrame) -> list[Row]:
+    """Return the schema parts of keys and values, the oldest first, and how many records have each, or none."""
+    ages = [F.col(name).cast("double") for name in ("timestamp", "offset") if name in records.columns]
+    schema_of = "get_json_object(CAST({} AS STRING), '$.schema')".format
+    op = "get_json_object(CAST(value AS STRING), '$.payload.op')"
+    texts = records.select(
+        "topic",
+        "value",
+        F.coalesce(*ages, F.lit(0.0)).alias("age"),
+        F.expr(schema_of("key")).alias("key_schema"),
+        F.expr(schema_sum()).alias("text_sum"),
+    ).withColumn("value_schema", F.expr(f"CASE WHEN text_sum IS NOT NULL THEN {schema_of('value')} END"))
+    return (
+        texts.select(
+            "topic",
+            "age",
+            "key_schema",
+            "value_schema",
+            # What is no JSON has no schema, though it may begin as one that has.
+            F.expr("CASE WHEN value_schema IS NOT NULL THEN text_sum END").alias("sum"),
+            F.expr(IS_TOMBSTONE).alias("is_tombstone"),
+            # Of a table with a key too, these records have none.
+            F.expr(f"key_schema IS NULL AND coalesce({op} IN ('t', 'm'), false)").alias("is_without_row"),
+        )
+        .groupBy("topic", "key_schema", "sum", "is_tombstone", "is_without_row")
+        .agg(F.min("age").alias("age"), F.count(F.lit(1)).alias("times"), F.first("value_schema").alias("value_schema"))
+        .orderBy("age")
+        .collect()
+    )
+
+
+def _sent_schema(row: Row, meta_prefix: str) -> SentSchema:
+    schema = json.loads(row["value_schema"])
+    members = _row_members(schema, meta_prefix)
+    defaults = {member["field"]: member["default"] for member in members if _is_constant_default(member)}
+    names = {member["field"] for member in schema.get("fields", ())}
+    return SentSchema(
+        sum=row["sum"],
+        age=row["age"],
+        fields={member["field"]: _field(member) for member in members},
+        defaults={
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            for name, value in defaults.items()
+        },
+        marks_deletes=DELETED in names or _is_envelope(schema),
+    )
+
+
+def _is_constant_default(member: Mapping[str, Any]) -> bool:
+    """Return whether a column has a default that rows got when it was added.
+
+    Of a function, such as now(), the connector cannot tell the value. It writes the beginning of 1970, or a UUID of zeros.
+    """
+    value = member.get("default")
+    kind = member.get("name", "").rpartition(".")[2]
+    if value is None or (kind == "Uuid" and set(str(value)) <= set("0-")):
+        return False
+    is_point_in_time = kind == "Date" or kind.endswith(("Timestamp", "IsoDate"))
+    return not (is_point_in_time and (value == 0 or str(value).startswith("1970-01-01")))
+
+
+def _by_age(schemas: Iterable[SentSchema]) -> list[SentSchema]:
+    """Return each schema once, as old as the oldest record that has it."""
+    found: dict[int, SentSchema] = {}
+    for schema in schemas:
+        age = min(schema.age, found[schema.sum].age) if schema.sum in found else schema.age
+        found[schema.sum] = replace(schema, age=age)
+    return sorted(found.values(), key=lambda schema: schema.age)
+
+
+def _keys_of(described: Sequence[Row], known: LearntColumns | None) -> Sequence[str] | None:
+    """Return the key columns that the records tell, else those that are known; None where nothing tells them."""
+    parts = [json.loads(row["key_schema"]) for row in described if row["key_schema"]]
+    if parts:
+        return list(dict.fromkeys(member["field"] for part in parts for member in part.get("fields", ())))
+    if known is not None and known.keys is not None:
+        return known.keys
+    # A TRUNCATE has no key, whatever its table has.
+    return () if any(not row["is_without_row"] for row in described) else None
+
+
+def _num_unmarked_deletes(num_tombstones: int, sent: Sequence[SentSchema]) -> int:
+    return 0 if any(schema.marks_deletes for schema in sent) else num_tombstones
+
+
+def _spellings(schemas: Sequence[SentSchema]) -> tuple[Spelling, ...]:
+    """Return how the records of each schema spell the columns; schemas that spell them alike are one.
+
+    Raises:
+        ConfigError: The schemas have columns of one name whose values no type holds.
+    """
     fields: dict[str, Field] = {}
-    keys: list[str] = []
-    sent: dict[str, dict[str, Field]] = {}
-    for row in rows:
-        own = sent[row["sum"]] = {}
-        for member in _row_members(json.loads(row["value_schema"]), meta_prefix):
-            name, field = member["field"], _field(member)
+    for schema in schemas:
+        for name, field in schema.fields.items():
             fields[name] = _wider(name, fields[name], field) if name in fields else field
-            own[name] = field
-        for member in json.loads(row["key_schema"]).get("fields", ()) if row["key_schema"] else ():
-            keys += [] if member["field"] in keys else [member["field"]]
-    if not any(row["key_schema"] for row in rows) and known is not None:
-        keys = list(known.keys)
-    spellings = _spellings(fields, sent)
-    return LearntColumns(spellings[-1].fields, tuple(key for key in keys if key in fields), spellings)
-
-
-def _spellings(fields: Mapping[str, Field], sent: Mapping[str, Mapping[str, Field]]) -> tuple[Spelling, ...]:
-    """Return how the records of each schema spell the columns; schemas that spell them alike are one."""
     spellings: list[Spelling] = []
-    for schema, own in sent.items():
-        spelt = {name: replace(own.get(name, field), type=field.data_type) for name, field in fields.items()}
+    for position, schema in enumerate(schemas):
+        spelt = {}
+        for name, field in fields.items():
+            own = schema.fields.get(name)
+            if own is None:
+                own = replace(field, default_as_sent=_default_when_added(name, schemas[position:]))
+            spelt[name] = replace(own, type=field.data_type)
         alike = next((spelling for spelling in spellings if spelling.fields == spelt), None)
         if alike is not None:
             spellings.remove(alike)
-        spellings.append(Spelling((*(alike.schemas if alike else ()), schema), spelt))
+        spellings.append(Spelling((*(alike.schemas if alike else ()), schema.sum), spelt))
     return tuple(spellings)
+
+
+def _default_when_added(name: str, schemas: Sequence[SentSchema]) -> str | None:
+    """Return the default with which a column was added after the first of the schemas, if it was."""
+    for before, after in pairwise(schemas):
+        if name in after.fields:
+            # If another one went with it, it may be that one under another name, with values of its own.
+            return after.defaults.get(name) if before.fields.keys() <= after.fields.keys() else None
+    return None
+
+
+def _is_envelope(schema: Mapping[str, Any]) -> bool:
+    types = {member["field"]: member["type"] for member in schema.get("fields", ())}
+    return {"op", "source", "after"} <= types.keys() and types["after"] == "struct"
 
 
 def _row_members(schema: Mapping[str, Any], meta_prefix: str) -> Sequence[Mapping[str, Any]]:
     members: Sequence[Mapping[str, Any]] = schema.get("fields", ())
-    names = {member["field"]: member for member in members}
-    if {"op", "source", "after"} <= names.keys() and names["after"]["type"] == "struct":
-        after: Sequence[Mapping[str, Any]] = names["after"]["fields"]
+    if _is_envelope(schema):
+        after: Sequence[Mapping[str, Any]] = next(member["fields"] for member in members if member["field"] == "after")
         return after
-    return [member for name, member in names.items() if not name.startswith(meta_prefix)]
+    return [member for member in members if member["field"] != DELETED and not member["field"].startswith(meta_prefix)]
 
 
 def _field(schema: Mapping[str, Any]) -> Field:

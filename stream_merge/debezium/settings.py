@@ -42,7 +42,11 @@ KEYLESS_MERGE_OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `changes` was asked for; see its arguments."""
+    """What `changes` was asked for; see its arguments.
+
+    Attributes:
+        schemas: The sums of the schemas that were learnt; None where the columns are given.
+    """
 
     fields: Mapping[str, Field]
     keys: tuple[str, ...]
@@ -51,10 +55,12 @@ class Settings:
     meta_prefix: str
     keep_tombstones: bool
     keep_messages: bool
+    keep_raw: bool
     before: bool
     order: str
     snapshot_first: bool | None
     handling: Handling
+    schemas: tuple[int, ...] | None = None
 
     @property
     def is_by_contents(self) -> bool:

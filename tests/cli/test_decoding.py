@@ -1,16 +1,19 @@
 """Pipelines over real change data: what the file leaves out is learnt from the messages, or from the target."""
 
 import json
+import logging
 import shutil
 
 import pytest
-from pyspark.sql import functions as F
 
+from stream_merge.cli.decoding import Decoder
 from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.progress import Progress
 from stream_merge.cli.stopping import StopSignals
 from tests.debezium.captures import CAPTURES, COLUMNS, EVENT_SCHEMA, SHOP, as_records, canonical_rows, read_expected
 from tests.debezium.postgres_values import rows_of_spark, with_times_as_text
+from tests.debezium.records import envelope, frame_of, record
 from tests.debezium.test_odd_tables import expected_rows, tables_of
 
 RECORDS = (
@@ -92,7 +95,7 @@ def test_values_are_read_as_the_schema_of_their_own_message_spells_them(spark, r
     columns = tables_of("odd-schema")[topic]["columns"]
     for part in ("a", "b"):
         run_pipeline(land_capture("odd-schema", f"topic = '{topic}'", part), table, decode="debezium")
-        rows = spark.read.format("delta").load(str(tmp_path / "t")).withColumn("dflt", F.coalesce("dflt", F.lit(42)))
+        rows = spark.read.format("delta").load(str(tmp_path / "t"))
         rows = with_times_as_text(rows.select(*columns)).collect()
         assert rows_of_spark((row.asDict() for row in rows), columns) == expected_rows("odd-schema", topic)
 
@@ -111,6 +114,33 @@ def test_columns_that_nobody_tells_are_asked_for_and_then_those_of_the_target(
     spark.sql(f"CREATE TABLE delta.`{tmp_path}/t` ({COLUMNS['t']}) USING delta")
     run_pipeline(source, table, decode="debezium")
     assert rows_of(spark, tmp_path / "t") == read_expected(CAPTURES / "edge", "t")
+
+
+def test_deletes_that_are_records_without_a_value_are_not_left_out_in_silence(spark, create_table, caplog):
+    """Flattened with Debezium 3's default, `delete.tombstone.handling.mode=tombstone`, and without schemas."""
+    path = create_table("id BIGINT, name STRING")
+    table = TableSettings(target=path, keys=["id"])
+
+    def decode(*records, **options):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "stream_merge.cli"):
+            decoder = Decoder(DecodeSettings(format="debezium", **options), table, path, "t")
+            for _ in range(2):
+                changes = decoder(frame_of(spark, *records))
+        return changes, [record.getMessage() for record in caplog.records]
+
+    create, delete = record({"id": 1}, {"id": 1, "name": "a"}, 1), record({"id": 1}, None, 2)
+    (message,) = decode(create, delete, layout="flattened")[1]
+    assert message == (
+        "1 records of the source have no value, and are left out. Its messages are flattened and have no __deleted, so these are "
+        "the deletes: set keep_tombstones = true in [decode]."
+    )
+    changes, messages = decode(create, delete, layout="flattened", keep_tombstones=True)
+    assert not messages
+    assert [row["_change"]["op"] for row in changes.collect()] == ["u", "d"]
+    marked = record({"id": 1}, {"id": 1, "name": "a", "__deleted": "false"}, 1)
+    for one in (marked, record({"id": 1}, envelope("c", {"id": 1}), 1)):
+        assert not decode(one, delete)[1]
 
 
 def test_a_change_feed_with_changed_keys_and_deletes_makes_the_same_table(spark, run_pipeline, tmp_path):

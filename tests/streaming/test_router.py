@@ -460,6 +460,23 @@ def test_what_prepare_raises_names_the_table(spark: SparkSession, tables, create
     assert contents(spark, tables) == {"orders": [(1, 1)], "items": [], "carts": []}
 
 
+def test_a_source_of_which_there_is_nothing_to_merge(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path
+):
+    """Records without a value that follow deletes, say. Two sources of one table are looked at one by one."""
+    sinks = counting_sinks(tables)
+    router = merge_router(
+        {**sinks, "more orders": sinks["orders"]},
+        prepare=lambda name, changed: None if name in ("items", "orders") else changed.drop("topic"),
+    )
+    changes.add([("orders", 1, 1), ("more orders", 1, 10), ("items", 1, 1)], [("items", 1, 1), ("orders", 1, 1)])
+    run(changes.stream(spark), router, checkpoint)
+    assert contents(spark, tables) == {"orders": [(1, 10)], "items": [], "carts": []}
+    assert {name: recorded_ids(path) for name, path in tables.items()} == {"orders": [0], "items": [], "carts": []}
+    rows_of_items = spark.createDataFrame([("items", 1, 1)], ROUTED)
+    assert router.merge(rows_of_items) == {}
+
+
 def test_too_many_sources_are_refused(spark: SparkSession, tables, create_source, monkeypatch):
     monkeypatch.setattr("stream_merge.routed_batch.MAX_SOURCES", 2)
     with pytest.raises(ConfigError, match="more than 2 sources have rows in it"):
