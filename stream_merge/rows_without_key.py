@@ -389,12 +389,24 @@ def _weight() -> Column:
     return F.when(F.col(_SIGN) == _ADDS, 1).otherwise(-1)
 
 
+_PLAIN_NUMBER = "0." + "#" * 38
+"""A number with the digits that it has, and no more."""
+
+
 def _comparable(value: Column, data_type: T.DataType) -> Column:
-    """Return a value with a sorted list of texts in the place of each map: of equal maps the entries may have any order."""
+    """Return a value in a form that equal ones have in common, of whatever width their types are.
+
+    A sorted list of texts stands in the place of a map, of which the entries may have any order; a text of its digits in that of
+    an integer or a decimal, whose zeros at the end come of the scale.
+    """
+    if isinstance(data_type, T.IntegralType):
+        return value.cast("string")
+    if isinstance(data_type, T.DecimalType):
+        return F.call_function("format_number", value, F.lit(_PLAIN_NUMBER))
     if isinstance(data_type, T.ArrayType):
         element = data_type.elementType
-        return F.transform(value, lambda item: _comparable(item, element)) if _has_map(element) else value
-    if isinstance(data_type, T.StructType) and _has_map(data_type):
+        return F.transform(value, lambda item: _comparable(item, element)) if _has_forms(element) else value
+    if isinstance(data_type, T.StructType) and _has_forms(data_type):
         fields = [_comparable(value.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
         return F.when(value.isNotNull(), F.struct(*fields))
     if isinstance(data_type, T.MapType):
@@ -408,12 +420,13 @@ def _comparable(value: Column, data_type: T.DataType) -> Column:
     return value
 
 
-def _has_map(data_type: T.DataType) -> bool:
+def _has_forms(data_type: T.DataType) -> bool:
+    """Return whether equal values of a type may have several forms."""
     if isinstance(data_type, T.ArrayType):
-        return _has_map(data_type.elementType)
+        return _has_forms(data_type.elementType)
     if isinstance(data_type, T.StructType):
-        return any(_has_map(field.dataType) for field in data_type.fields)
-    return isinstance(data_type, T.MapType)
+        return any(_has_forms(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, (T.MapType, T.IntegralType, T.DecimalType))
 
 
 def _ordered_text(value: Column, data_type: T.DataType) -> Column:

@@ -295,6 +295,28 @@ def test_new_columns_leave_rows_as_they_are(spark, create_table, create_source, 
     assert set(spark.read.format("delta").load(path).columns) == {"a", "b", "c", ROW_ID, SEQUENCE}
 
 
+@one_strategy
+def test_wider_numbers_leave_rows_as_they_are(spark, create_table, create_source, read_rows, deletion_vectors):
+    """Digits after the point that are none, and a point that an integer gets."""
+    columns = "a INT, b DECIMAL(10, 2), l ARRAY<DECIMAL(4, 1)>"
+    values = [
+        (7, Decimal("1.50"), [Decimal("0.0")]),
+        (-100, Decimal("100.00"), [None, Decimal("20.0")]),
+        (0, Decimal("0.00"), []),
+        (1, Decimal("-99999999.90"), None),
+        (None, Decimal("-0.01"), [Decimal("3.5")]),
+    ]
+    path = create_table(columns, deletion_vectors=deletion_vectors, properties={"delta.enableTypeWidening": "true"})
+    changes = f"{columns}, old STRUCT<{columns}>, seq INT, op STRING"
+    sink = keyless(path)
+    sink.merge(create_source(changes, [(*row, None, seq, "c") for seq, row in enumerate(values)]))
+    for name, kind in (("a", "DECIMAL(14, 4)"), ("b", "DECIMAL(20, 9)"), ("l.element", "DECIMAL(9, 4)")):
+        spark.sql(f"ALTER TABLE delta.`{path}` ALTER COLUMN {name} TYPE {kind}")
+    removals = [(None, None, None, row, 100 + seq, "d") for seq, row in enumerate(values[1:])]
+    sink.merge(create_source(changes, removals))
+    assert [tuple(row) for row in read_rows(path, "a", "b", "l")] == [values[0]]
+
+
 def test_what_is_remembered_of_equal_rows_is_forgotten_together(create_table, create_source, read_rows, monkeypatch):
     from stream_merge import change_memory
 
