@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
@@ -22,7 +22,7 @@ from stream_merge.partial_updates import (
     column_sequences,
     order_of,
 )
-from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, contents_hash
+from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, contents_hash, effect_hash, is_tied
 from stream_merge.statement import column_of, quote
 
 
@@ -69,21 +69,21 @@ def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpda
 
 
 def folded_changes(
-    changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates, once: Once
+    changes: DataFrame, config: SinkConfig, written: Collection[str], partial: PartialUpdates, once: Once
 ) -> DataFrame:
     """Return one row for each key: its newest change, each column with the newest value that a change of the batch set.
 
     Args:
         changes: The batch with `COLUMN_SEQUENCES`, `UNSET`, `IS_DELETE` and `IS_FILL`.
-        keys: The key columns.
-        sequence: The columns that hold the sequence.
+        config: The sink, its sequence in columns.
+        written: The columns of the batch that are written, in lower case.
         partial: What changes may set.
         once: Keeps the expressions for other batches of the same columns.
 
     Returns:
         The batch's columns and `own_columns`, with `IS_TIED` and `NUM_SUPERSEDED` before them as `newest_changes` gives them.
     """
-    fold = once(f"fold of {changes.columns}", lambda: _fold(changes, keys, sequence, partial))
+    fold = once(f"fold of {changes.columns}", lambda: _fold(changes, config, written, partial))
     ranked = changes.select("*", *fold.ordered).select("*", *fold.ranked)
     return ranked.where(F.col(_RANK) == 1).select(*fold.folded)
 
@@ -100,12 +100,13 @@ class _Fold:
 _RANK = RESERVED_PREFIX + "rank"
 
 
-def _fold(changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], partial: PartialUpdates) -> _Fold:
+def _fold(changes: DataFrame, config: SinkConfig, written: Collection[str], partial: PartialUpdates) -> _Fold:
     assert partial.sequence is not None
-    own = RESERVED_PREFIX + "order", RESERVED_PREFIX + "contents"
+    own = tuple(RESERVED_PREFIX + name for name in ("order", "contents", "effect"))
     contents = contents_hash(changes, without=[COLUMN_SEQUENCES])
-    ordered = order_of(sequence, partial).alias(own[0]), contents.alias(own[1])
-    of_key = Window.partitionBy(*[quote(key) for key in keys])
+    effect = effect_hash(changes, {*written, UNSET} - {COLUMN_SEQUENCES}, F.col(IS_DELETE))
+    ordered = order_of(config.sequence_columns, partial).alias(own[0]), contents.alias(own[1]), effect.alias(own[2])
+    of_key = Window.partitionBy(*[quote(key) for key in config.keys])
     newest_first = of_key.orderBy(F.col(own[0]).desc(), IS_FILL, F.col(own[1]).desc())
     # Over the whole key, so that Spark computes it once for the key, not once for each of its changes.
     all_newest_first = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
@@ -117,13 +118,9 @@ def _fold(changes: DataFrame, keys: Sequence[str], sequence: Sequence[str], part
         return F.first(F.when(is_set, value), ignorenulls=True).over(all_newest_first)
 
     places = {name: f"{RESERVED_PREFIX}set_{number}" for number, name in enumerate(partial.columns)}
-    is_tied = F.lead(own[0]).over(newest_first).eqNullSafe(F.col(own[0])) & (
-        F.lead(own[1]).over(newest_first) != F.col(own[1])
-    )
-    is_tied = is_tied & is_real & ~F.lead(IS_FILL, 1, default=True).over(newest_first)
     ranked = [
         F.max(F.when(F.col(IS_DELETE), F.col(own[0]))).over(of_key).alias(NEWEST_DELETE),
-        F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
+        (is_real & is_tied(F.col(own[0]), F.col(own[2]), is_real, of_key)).alias(IS_TIED),
         (F.count(F.when(is_real, 1)).over(of_key) - F.when(is_real, 1).otherwise(0)).alias(NUM_SUPERSEDED),
         F.row_number().over(newest_first).alias(_RANK),
         *[newest_set(name).alias(place) for name, place in places.items()],

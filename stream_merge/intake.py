@@ -197,7 +197,7 @@ class Intake:
                     )
                 else:
                     batch = described_changes(batch, self.ordered, self.all_partial)
-            yield stack.enter_context(evaluated(batch, self.ordered, self.partial, self.num_rows, resolved.once))
+            yield stack.enter_context(evaluated(batch, self.ordered, self.partial, self.num_rows, resolved))
 
     def _rows_of(
         self,

@@ -128,11 +128,10 @@ class Quarantine:
     def _judgement(self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge) -> _Judgement:
         """Return what is asked of every batch for which the merge is resolved alike."""
         make_checks = Checks(
-            spark=batch.sparkSession,
+            batch=batch,
             config=self.config,
             ordered=self.ordered,
             partial=self.partial,
-            columns=batch.columns,
             resolved=resolved,
             target=StructType.fromJson(self.transaction.schema),
             before=type_before(self.config, batch) if self.config.before is not None else None,

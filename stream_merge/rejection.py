@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from stream_merge.bridge.attempts import SourceValue, attempted, fails, source_values
+from stream_merge.bridge.attempts import SourceValue, attempted, columns_in, fails, source_values
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
 from stream_merge.exact_values import exact
+from stream_merge.folding import unset_columns
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rows_without_key import before_of, is_lost
 from stream_merge.sequence import SEQUENCE
@@ -42,24 +43,26 @@ class Checks:
     """Makes the checks of one sink for a batch.
 
     Attributes:
-        spark: The session that executes them.
+        batch: The batch as it arrived.
         config: The sink as the user configured it.
         ordered: The sink, its sequence in terms of columns.
         partial: How changes set single columns, if they do.
-        columns: The columns of the batch as it arrived.
         resolved: The merge; its source is the batch, and the column that the sink adds for the sequence.
         target: The target's schema.
         before: The type of the row as it was, for tables without a key.
     """
 
-    spark: SparkSession
+    batch: DataFrame
     config: SinkConfig
     ordered: SinkConfig
     partial: PartialUpdates | None
-    columns: Sequence[str]
     resolved: ResolvedMerge
     target: StructType
     before: StructType | None = None
+
+    @property
+    def _spark(self) -> SparkSession:
+        return self.batch.sparkSession
 
     def all(self) -> list[Check]:
         """Return every check, none of which can fail on the data."""
@@ -83,7 +86,7 @@ class Checks:
     def _expression(self, expression: Expression) -> Column:
         if not isinstance(expression, str):
             return expression
-        if expression.lower() in {name.lower() for name in self.columns}:
+        if expression.lower() in {name.lower() for name in self.batch.columns}:
             return F.col(quote(expression))
         # On lines of its own, so that a comment at the end of the text does not swallow what follows.
         return F.expr(f"(\n{expression}\n)")
@@ -97,11 +100,11 @@ class Checks:
         if self.config.before is None:
             return
         label = "a row is removed, and before, which says which one, is NULL"
-        is_lost_row = is_lost(self.config, self.columns) & ~is_truncate(self.config)
+        is_lost_row = is_lost(self.config, self.batch.columns) & ~is_truncate(self.config)
         yield Check(label=label, reason=F.when(is_lost_row, F.lit(label)))
-        before = before_of(self.config, self.columns)
+        before = before_of(self.config, self.batch.columns)
         written = {name.lower() for name in self.ordered.columns}
-        written &= {name.lower() for name in self.columns}
+        written &= {name.lower() for name in self.batch.columns}
         assert self.before is not None
         types = {field.name.lower(): field.dataType for field in self.before.fields}
 
@@ -118,7 +121,7 @@ class Checks:
         ]
         label = "before cannot be converted to the target's types"
         if values:
-            yield Check(label=label, reason=F.when(fails(self.spark, F.struct(*values)), F.lit(label)))
+            yield Check(label=label, reason=F.when(fails(self._spark, F.struct(*values)), F.lit(label)))
 
     def _null_keys(self) -> Iterator[Check]:
         if self.config.null_keys != "quarantine":
@@ -131,8 +134,29 @@ class Checks:
     def _expectations(self) -> Iterator[Check]:
         for name, condition in self.config.expect.items():
             label = f"expectation {name} failed"
-            is_met = attempted(self.spark, self._expression(condition))
+            expected = self._expression(condition)
+            is_met = ~self._is_asked(expected) | attempted(self._spark, expected)
             yield Check(label=label, reason=F.when(is_met, F.lit(None)).otherwise(F.lit(label)))
+
+    def _is_asked(self, expected: Column) -> Column:
+        """Return whether a change has the values that an expectation is about.
+
+        A delete has its key and its place alone, a TRUNCATE not even a key, and a change that leaves a column as it is has
+        NULL or anything else in its place.
+        """
+        is_delete = F.lit(False)
+        if not self.config.clauses:
+            is_delete = F.coalesce(attempted(self._spark, deletes(self.resolved)), F.lit(False))
+        has_row = ~(is_delete | is_truncate(self.config))
+        if self.partial is None:
+            return has_row
+        names = columns_in(self.batch.alias(self.config.source_alias), expected)
+        names &= {name.lower() for name in self.partial.columns}
+        if not names:
+            return has_row
+        unset = attempted(self._spark, unset_columns(self.config, self.partial.columns))
+        leaves = F.arrays_overlap(unset, F.array(*[F.lit(name) for name in sorted(names)]))
+        return has_row & ~F.coalesce(leaves, F.lit(False))
 
     def _sequence(self) -> Iterator[Check]:
         """Check the expressions of a sequence that has no column yet: it is added to the rows that pass."""
@@ -144,10 +168,10 @@ class Checks:
             if isinstance(stored, StructType) and number < len(stored):
                 value = value.cast(stored[number].dataType)
             label = "the sequence cannot be computed" + (f": {part}" if isinstance(part, str) else "")
-            yield Check(label=label, reason=F.when(fails(self.spark, value), F.lit(label)))
+            yield Check(label=label, reason=F.when(fails(self._spark, value), F.lit(label)))
 
     def _values(self) -> Iterator[Check]:
-        given = {name.lower() for name in self.columns}
+        given = {name.lower() for name in self.batch.columns}
         keys = {key.lower() for key in self.config.keys}
         required = {field.name.lower() for field in self.target.fields if not field.nullable} - keys
         if self.partial is not None:
@@ -176,21 +200,26 @@ class Checks:
             label = f"{value.column}: {label}"
         shown: list[Column] = []
         if len(value.sources) == 1:
-            shown = [F.left(attempted(self.spark, F.col(quote(names)).cast("string")), F.lit(_SHOWN))]
+            shown = [F.left(attempted(self._spark, F.col(quote(names)).cast("string")), F.lit(_SHOWN))]
         reason = F.concat_ws(": ", F.lit(label), *shown)
-        return Check(label=label, reason=F.when(self._is_taken(value) & fails(self.spark, value.value), reason))
+        return Check(label=label, reason=F.when(self._is_taken(value) & fails(self._spark, value.value), reason))
 
     def _not_null(self, value: SourceValue) -> Check:
         label = f"{value.column} is NULL, which the target does not allow"
-        is_null = attempted(self.spark, F.struct(value.value.alias("value"))).getField("value").isNull()
+        is_null = attempted(self._spark, F.struct(value.value.alias("value"))).getField("value").isNull()
         return Check(label=label, reason=F.when(self._is_taken(value) & is_null, F.lit(label)))
 
     def _is_taken(self, value: SourceValue) -> Column:
         """Return whether the merge may take the value from a row."""
-        ordering = {name.lower() for name in (*self.config.keys, *self.ordered.sequence_columns)}
-        if value.column is None or (self.config.keeps_order and value.column.lower() in ordering):
-            # Conditions are evaluated for every row; keys and sequence of deletes are remembered.
+        name = None if value.column is None else value.column.lower()
+        if self.config.keeps_order and name in {column.lower() for column in self.ordered.sequence_columns}:
             return F.lit(True)
+        # Of a TRUNCATE nothing else is looked at.
+        is_row = ~is_truncate(self.config)
+        keys = {key.lower() for key in self.config.keys}
+        if name is None or (self.config.keeps_order and name in keys):
+            # Conditions are evaluated for every row; keys and sequence of deletes are remembered.
+            return is_row
         # The default clauses take nothing but the key from a delete, whether it matches or not.
         taken = value.taken_when if self.config.clauses else ~deletes(self.resolved)
-        return F.lit(True) if taken is None else F.coalesce(attempted(self.spark, taken), F.lit(False))
+        return is_row if taken is None else is_row & F.coalesce(attempted(self._spark, taken), F.lit(False))

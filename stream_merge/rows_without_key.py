@@ -32,7 +32,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, MergeExecutionError, UnresolvedColumnError
 from stream_merge.features import CHAR_VARCHAR
 from stream_merge.files import KeyRange, is_prunable
-from stream_merge.row_text import EXACT_TIMES
+from stream_merge.row_ids import AS_JSON, comparable, ordered_text
 from stream_merge.sequence import SEQUENCE, with_sequence
 from stream_merge.source import bound_of, key_range
 from stream_merge.statement import column_of, quote
@@ -57,9 +57,6 @@ _IMAGE = RESERVED_PREFIX + "image"
 _KIND = RESERVED_PREFIX + "kind"
 _WEIGHT = RESERVED_PREFIX + "weight"
 _IN_TABLE, _REMEMBERED, _NEW = 0, 1, 2
-
-_JSON = {**EXACT_TIMES, "timeZone": "UTC", "ignoreNullFields": "true"}
-"""NULL is left out, so that a column that is added to the table leaves the contents of its rows as they are."""
 
 
 def with_row_ids(config: SinkConfig, batch: DataFrame, schema: T.StructType) -> tuple[SinkConfig, DataFrame]:
@@ -220,10 +217,10 @@ class _Contents:
         so that NULL has a place, and a value is the same after its column was widened.
         """
         values = [
-            _comparable(F.col(image).getField(f"v{number}"), field.dataType).alias(field.name.lower())
+            comparable(F.col(image).getField(f"v{number}"), field.dataType).alias(field.name.lower())
             for number, field in enumerate(self.fields)
         ]
-        return F.left(F.sha2(F.to_json(F.struct(*values), _JSON), 256), F.lit(_HASH_DIGITS))
+        return F.left(F.sha2(F.to_json(F.struct(*values), AS_JSON), 256), F.lit(_HASH_DIGITS))
 
     def ranges(self, events: DataFrame) -> list[KeyRange]:
         """Return between which values the rows lie that equal the events' images."""
@@ -276,7 +273,7 @@ def _events(batch: DataFrame, config: SinkConfig, ordered: SinkConfig, contents:
     events = described.select("*", F.explode_outer(F.array_compact(F.array(removes, adds))).alias(_SIGN))
     events = events.withColumn(_IMAGE, contents.image(F.col(_SIGN) == _REMOVES, before, before_type))
     events = events.withColumn(_HASH, contents.hash(_IMAGE))
-    row_id = F.concat(_ordered_text(F.col(SEQUENCE), batch.schema[SEQUENCE].dataType), F.col(_SIGN), F.col(_HASH))
+    row_id = F.concat(ordered_text(F.col(SEQUENCE), batch.schema[SEQUENCE].dataType), F.col(_SIGN), F.col(_HASH))
     written = {name.lower() for name in ordered.columns}
     columns = []
     for field in batch.schema.fields:
@@ -387,56 +384,3 @@ def _of_ids(frame: DataFrame) -> DataFrame:
 
 def _weight() -> Column:
     return F.when(F.col(_SIGN) == _ADDS, 1).otherwise(-1)
-
-
-def _comparable(value: Column, data_type: T.DataType) -> Column:
-    """Return a value with a sorted list of texts in the place of each map: of equal maps the entries may have any order."""
-    if isinstance(data_type, T.ArrayType):
-        element = data_type.elementType
-        return F.transform(value, lambda item: _comparable(item, element)) if _has_map(element) else value
-    if isinstance(data_type, T.StructType) and _has_map(data_type):
-        fields = [_comparable(value.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
-        return F.when(value.isNotNull(), F.struct(*fields))
-    if isinstance(data_type, T.MapType):
-        key_type, value_type = data_type.keyType, data_type.valueType
-
-        def text(entry: Column) -> Column:
-            key, item = _comparable(entry["key"], key_type), _comparable(entry["value"], value_type)
-            return F.to_json(F.struct(key.alias("key"), item.alias("value")), _JSON)
-
-        return F.array_sort(F.transform(F.map_entries(value), text))
-    return value
-
-
-def _has_map(data_type: T.DataType) -> bool:
-    if isinstance(data_type, T.ArrayType):
-        return _has_map(data_type.elementType)
-    if isinstance(data_type, T.StructType):
-        return any(_has_map(field.dataType) for field in data_type.fields)
-    return isinstance(data_type, T.MapType)
-
-
-def _ordered_text(value: Column, data_type: T.DataType) -> Column:
-    """Return a text of a sequence that no other sequence has, in the same order if it consists of numbers and times.
-
-    Files are then skipped by it: it must be short, since Delta keeps no more than 32 characters of a bound.
-    """
-    if isinstance(data_type, T.StructType):
-        return F.concat(*[_ordered_text(value.getField(f.name), f.dataType) for f in data_type.fields])
-    if isinstance(data_type, T.DateType):
-        return _number_text(F.unix_date(value))
-    if isinstance(data_type, T.TimestampType):
-        return _number_text(F.unix_micros(value))
-    if isinstance(data_type, (T.IntegralType, T.BooleanType)):
-        return _number_text(value.cast("bigint"))
-    text = value.cast("string") if isinstance(data_type, T.AtomicType) else F.to_json(F.struct(value), _JSON)
-    if isinstance(data_type, T.BinaryType):
-        text = F.hex(value)
-    return F.coalesce(F.concat(_number_text(F.length(text)), text), F.lit(" "))
-
-
-def _number_text(number: Column) -> Column:
-    """Return the hexadecimal digits, their number before them."""
-    digits = F.hex(number.cast("bigint"))
-    counted = F.concat(F.hex(F.length(digits) - 1), digits)
-    return F.when(number.isNull(), F.lit(" ")).when(number < 0, F.concat(F.lit("-"), digits)).otherwise(counted)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, VariantType
 
 from stream_merge.bridge.statement import RESERVED_PREFIX, Once
 from stream_merge.clauses import Expression
-from stream_merge.statement import quote
+from stream_merge.config import SinkConfig
+from stream_merge.statement import column_of, quote
 
 SEQUENCE = RESERVED_PREFIX + "sequence"
 """The column that the sink adds to a target which has no column of its own for the sequence."""
@@ -60,34 +61,67 @@ def with_sequence(
     return batch.alias(source_alias).select("*", typed.alias(SEQUENCE))
 
 
-def newest_changes(batch: DataFrame, keys: Sequence[str], sequence: Sequence[str], once: Once) -> DataFrame:
+def newest_changes(batch: DataFrame, config: SinkConfig, written: Collection[str], once: Once) -> DataFrame:
     """Return the newest change of each key, with two columns more: `IS_TIED` and `NUM_SUPERSEDED`.
 
     A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a
-    replay decides alike; such a key is tied if the contents differ. What was superseded are the key's other changes.
+    replay decides alike; such a key is tied if they write something else. What was superseded are the key's other changes.
 
     Args:
         batch: The batch.
-        keys: The key columns.
-        sequence: The columns that hold the sequence.
+        config: The sink, its sequence in columns.
+        written: The columns of the batch that are written, in lower case.
         once: Keeps the expressions for other batches of the same columns.
     """
     rank = RESERVED_PREFIX + "rank"
 
     def ranks() -> list[Column]:
-        contents = contents_hash(batch)
-        newest = F.struct(*[F.col(quote(name)) for name in sequence])
-        of_key = Window.partitionBy(*[quote(key) for key in keys])
-        ordered = of_key.orderBy(*[F.col(quote(name)).desc_nulls_last() for name in sequence], contents.desc())
-        is_tied = F.lead(newest).over(ordered).eqNullSafe(newest) & (F.lead(contents).over(ordered) != contents)
+        of_key = Window.partitionBy(*[quote(key) for key in config.keys])
+        newest_first = [F.col(quote(name)).desc_nulls_last() for name in config.sequence_columns]
+        is_delete = F.lit(False) if config.delete_when is None else column_of(config.delete_when)
+        effect = effect_hash(batch, written, F.coalesce(is_delete, F.lit(False)))
+        order = F.struct(*[F.col(quote(name)) for name in config.sequence_columns])
         return [
-            F.coalesce(is_tied, F.lit(False)).alias(IS_TIED),
+            is_tied(order, effect, F.lit(True), of_key).alias(IS_TIED),
             (F.count(F.lit(1)).over(of_key) - 1).alias(NUM_SUPERSEDED),
-            F.row_number().over(ordered).alias(rank),
+            F.row_number().over(of_key.orderBy(*newest_first, contents_hash(batch).desc())).alias(rank),
         ]
 
-    ranked = batch.select("*", *once(f"newest of {batch.columns}", ranks))
+    named = batch.alias(config.source_alias)
+    ranked = named.select("*", *once(f"newest of {batch.columns}", ranks))
     return ranked.where(F.col(rank) == 1).drop(rank)
+
+
+def effect_hash(batch: DataFrame, written: Collection[str], is_delete: Column) -> Column:
+    """Return a hash of what a change writes.
+
+    Of a record that is delivered again it is the same: where the record was found, and all else that is not written, is left out.
+
+    Args:
+        batch: The changes.
+        written: The columns that are written, in lower case.
+        is_delete: Whether a change deletes, whatever else it says.
+    """
+    others = [name for name in batch.columns if name.lower() not in written]
+    return F.when(is_delete, F.lit(0).cast("bigint")).otherwise(contents_hash(batch, without=others))
+
+
+def is_tied(order: Column, effect: Column, is_counted: Column, of_key: WindowSpec) -> Column:
+    """Return whether the newest changes of a key differ, although their order is the same.
+
+    Args:
+        order: The sequence of a change.
+        effect: What `effect_hash` returned for it.
+        is_counted: Whether it is a change.
+        of_key: All changes of the key.
+    """
+
+    def newest(value: Column) -> Column:
+        found = F.struct(order.alias("order"), value.alias("effect"))
+        return F.max(F.when(is_counted, found)).over(of_key)["effect"]
+
+    # The greatest of the negated is the least.
+    return F.coalesce(newest(effect) != F.bitwise_not(newest(F.bitwise_not(effect))), F.lit(False))
 
 
 def contents_hash(batch: DataFrame, without: Sequence[str] = ()) -> Column:

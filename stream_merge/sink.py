@@ -128,7 +128,8 @@ def merge_sink(
             `"_change.error"` for the changes of `stream_merge.debezium`. Rows with an error go to the quarantine; without one they
             fail the batch.
         expect: Conditions on the source by name. Rows for which one is not true (false, NULL or an error) go to the quarantine;
-            without one they fail the batch.
+            without one they fail the batch. Deletes by `delete_when` and TRUNCATEs are not asked, nor are changes that leave a
+            column of the condition as it is.
         max_quarantined_share: Which share of a batch's rows, 0 to 1, may go to the quarantine. Above it the batch fails with
             `QuarantineLimitError` before anything is written. By default there is no limit.
         max_commit_retries: How often a commit is tried again after a conflict with another writer.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.jvm import items, java_class
@@ -61,6 +61,13 @@ def source_values(resolved: ResolvedMerge) -> tuple[SourceValue, ...]:
     """
     source_output = resolved._command.source().outputSet()
     return tuple(_described(resolved, source_output))
+
+
+def columns_in(frame: DataFrame, expression: Column) -> frozenset[str]:
+    """Return the names, in lower case, of the frame's columns that an expression refers to, by themselves or by their fields."""
+    plan: Any = frame.select(expression)._jdf.queryExecution().analyzed()
+    references = (items(part.references().toSeq()) for part in items(plan.expressions()))
+    return frozenset(str(attribute.name()).lower() for attributes in references for attribute in attributes)
 
 
 def _described(resolved: ResolvedMerge, source_output: Any) -> Iterator[SourceValue]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from stream_merge.errors import ConfigError, ConfigurationChangedError, MergeExe
 from stream_merge.rows_without_key import ROW_ID
 from stream_merge.sequence import SEQUENCE
 from tests.conftest import CreateTable
-from tests.spark.drawing import deliveries, drawn
+from tests.spark.drawing import LOGS, delivered, drawn
 from tests.spark.tables import change_rows, files_below, recorded_state
 
 if TYPE_CHECKING:
@@ -295,6 +296,28 @@ def test_new_columns_leave_rows_as_they_are(spark, create_table, create_source, 
     assert set(spark.read.format("delta").load(path).columns) == {"a", "b", "c", ROW_ID, SEQUENCE}
 
 
+@one_strategy
+def test_wider_numbers_leave_rows_as_they_are(spark, create_table, create_source, read_rows, deletion_vectors):
+    """Digits after the point that are none, and a point that an integer gets."""
+    columns = "a INT, b DECIMAL(10, 2), l ARRAY<DECIMAL(4, 1)>"
+    values = [
+        (7, Decimal("1.50"), [Decimal("0.0")]),
+        (-100, Decimal("100.00"), [None, Decimal("20.0")]),
+        (0, Decimal("0.00"), []),
+        (1, Decimal("-99999999.90"), None),
+        (None, Decimal("-0.01"), [Decimal("3.5")]),
+    ]
+    path = create_table(columns, deletion_vectors=deletion_vectors, properties={"delta.enableTypeWidening": "true"})
+    changes = f"{columns}, old STRUCT<{columns}>, seq INT, op STRING"
+    sink = keyless(path)
+    sink.merge(create_source(changes, [(*row, None, seq, "c") for seq, row in enumerate(values)]))
+    for name, kind in (("a", "DECIMAL(14, 4)"), ("b", "DECIMAL(20, 9)"), ("l.element", "DECIMAL(9, 4)")):
+        spark.sql(f"ALTER TABLE delta.`{path}` ALTER COLUMN {name} TYPE {kind}")
+    removals = [(None, None, None, row, 100 + seq, "d") for seq, row in enumerate(values[1:])]
+    sink.merge(create_source(changes, removals))
+    assert [tuple(row) for row in read_rows(path, "a", "b", "l")] == [values[0]]
+
+
 def test_what_is_remembered_of_equal_rows_is_forgotten_together(create_table, create_source, read_rows, monkeypatch):
     from stream_merge import change_memory
 
@@ -383,30 +406,38 @@ def test_explain_says_how_rows_are_found(create_table, create_source):
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """A log of a table without a key, and the batches that it arrives in: every event at least once."""
+class Logs:
+    """Logs of rows without a key, each of other rows, and the batches that they arrive in: every event at least once."""
 
     rows: list[tuple[Any, ...]]
     batches: list[list[tuple[Any, ...]]]
 
 
-@st.composite
-def logs(draw: st.DrawFn) -> Log:
-    """Draw a log that a database can have written, and cut it up."""
-    table: list[tuple[Any, ...]] = []
-    events: list[tuple[Any, ...]] = []
-    contents = [X, Y, Z]
-    for seq in range(draw(st.integers(4, 18))):
-        op = draw(st.sampled_from("ccccuuudddt" if table else "c"))
-        if op == "t":
+def draw_logs(seed: int) -> Logs:
+    """Draw logs that a database can have written, with some TRUNCATEs of all rows, and cut them up."""
+    draw, num_events, num_batches = random.Random(seed), 18, 5
+    truncates = draw.sample(range(num_events), draw.randint(0, 2))
+    rows: list[tuple[Any, ...]] = []
+    batches = delivered(draw, [truncate(seq) for seq in truncates], num_batches)
+    for log in range(LOGS):
+        contents = [(log, "x"), (log, None), (None, f"z{log}")]
+        table: list[tuple[Any, ...]] = []
+        events: list[tuple[Any, ...]] = []
+        for seq in range(draw.randint(4, num_events)):
+            if seq in truncates:
+                table = []
+                continue
+            op = draw.choice("ccccuuuddd" if table else "c")
+            old = table.pop(draw.randrange(len(table))) if op in "ud" else None
+            new = draw.choice(contents) if op in "cu" else None
+            table += [new] if new is not None else []
+            events.append((*(new or (None, None)), old, seq, op))
+        if any(seq > events[-1][3] for seq in truncates):
             table = []
-            events.append(truncate(seq))
-            continue
-        old = table.pop(draw(st.integers(0, len(table) - 1))) if op in "ud" else None
-        new = draw(st.sampled_from(contents)) if op in "cu" else None
-        table += [new] if new is not None else []
-        events.append((*(new or (None, None)), old, seq, op))
-    return Log(table, draw(deliveries(events, max_batches=5)))
+        rows += table
+        for batch, own in zip(batches, delivered(draw, events, num_batches), strict=True):
+            batch += own
+    return Logs(rows, [draw.sample(batch, len(batch)) for batch in batches])
 
 
 @pytest.mark.slow
@@ -415,16 +446,17 @@ def test_any_split_repetition_and_order_gives_the_database_s_rows(
 ) -> None:
     numbers = iter(range(10**6))
 
-    @drawn(4)
-    @given(log=logs())
-    def check(log: Log) -> None:
+    @drawn(3)
+    @given(seed=st.integers(0, 2**32))
+    def check(seed: int) -> None:
+        logs = draw_logs(seed)
         path = str(tmp_path / f"target_{next(numbers)}")
         create_table(SCHEMA, path=path, deletion_vectors=deletion_vectors)
         sink = keyless(path)
-        for batch in log.batches:
+        for batch in logs.batches:
             sink.merge(spark.createDataFrame(batch, CHANGES).coalesce(1))
         table: DataFrame = spark.read.format("delta").load(path)
-        assert Counter(tuple(row) for row in table.select("a", "b").collect()) == Counter(log.rows)
+        assert Counter(tuple(row) for row in table.select("a", "b").collect()) == Counter(logs.rows)
         assert table.select(ROW_ID).where(F.col(ROW_ID).isNull()).isEmpty()
         shutil.rmtree(path)
 

@@ -17,7 +17,7 @@ from pyspark.sql import Row
 
 from stream_merge import MergeSink, debezium, merge_sink
 from stream_merge.errors import NullKeyError
-from tests.debezium.records import envelope, frame_of, record
+from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record
 from tests.spark.delta_log import latest_version
 from tests.streaming.streams import ChangeFiles, recorded_ids, run, run_to_failure
 
@@ -72,6 +72,36 @@ def test_changes_of_the_same_moment_are_not_decided_by_chance(create_table, crea
         assert by_key(decided, tie_break_by="offset").merge(source).num_tied_keys == 0
         assert read_rows(decided, "id", "v") == [Row(id=1, v="c"), Row(id=2, v="same")]
     assert contents[0] == contents[1] == contents[2]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"unchanged_columns": None, "old_key": None, "new_key": None}], ids=["all", "lean"]
+)
+def test_records_that_are_delivered_again_are_no_ties(spark, create_table, read_rows, options):
+    """Of a tie one change is lost, of a redelivery none: who is warned of each redelivery does not look at ties any more."""
+    path = create_table("id INT, v STRING, w STRING")
+
+    def at(lsn: int) -> dict[str, Any]:
+        return {"connector": "postgresql", "snapshot": "false", "lsn": lsn, "txId": 1}
+
+    def sent(key: int, offset: int, op: str, lsn: int, **values: Any) -> tuple[Any, ...]:
+        row = {"id": key, "v": "a", "w": "b", **values}
+        images = (None, row) if op == "d" else (row, None)
+        return record({"id": key}, envelope(op, *images, **at(lsn)), offset)
+
+    records = [
+        *[sent(1, offset, "c", 10) for offset in (1, 2)],
+        # A delete is a delete, whatever it says of the row.
+        *[sent(2, 3, "d", 10), sent(2, 4, "d", 10, v=None)],
+        # Ties: of the two that are alike another one differs, wherever it stands among them; what is older does not count.
+        *[sent(3, 5, "c", 10), sent(3, 6, "c", 10, v="other"), sent(3, 7, "c", 10)],
+        *[sent(4, 8, "u", 10), sent(4, 9, "u", 10, w=PLACEHOLDER)],
+        *[sent(5, 10, "c", 10), sent(5, 11, "c", 10, v="other"), sent(5, 12, "u", 11)],
+    ]
+    sink = merge_sink(path, keys="id", **{**debezium.MERGE_OPTIONS, **options})
+    changes = debezium.changes(frame_of(spark, *records), "id INT, v STRING, w STRING", ["id"])
+    assert sink.merge(changes).num_tied_keys == 2
+    assert read_rows(path, "id", "v", "w")[0] == Row(id=1, v="a", w="b")
 
 
 def test_a_late_older_event_does_not_bring_a_deleted_row_back(create_table, create_source, read_rows, deletion_vectors):

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from stream_merge import debezium, merge_sink
 from stream_merge.errors import NullKeyError
 from tests.conftest import CreateTable
+from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record
 from tests.debezium.records import SCHEMA as RECORDS
-from tests.debezium.records import envelope, frame_of, record
 from tests.spark.tables import kept_frames
 from tests.streaming.streams import SCHEMA, query_id, rows, run
 
@@ -136,6 +136,61 @@ def test_deletes_need_only_their_key(spark, create_table: CreateTable, create_so
     assert found[2**40] == f"id cannot be converted to INT: {2**40}"
     assert found[3] == f"s cannot be converted to INT: {2**40}"
     assert "op cannot be converted to BOOLEAN: x" in found[4]
+
+
+def test_expectations_are_asked_of_what_a_change_sets(spark, create_table: CreateTable, rejected, reasons):
+    """Not of deletes and TRUNCATEs, which carry nothing but their key and place, nor of values that were not sent."""
+    path = create_table("id INT, price INT, notes STRING NOT NULL", [(1, 10, "one")])
+    expect = {"priced": "price > 0", "noted": "length(source.notes) > price / 10", "known": "_change.op IN ('c', 'u')"}
+    images = {
+        20: ("t", None, None),
+        21: ("c", {"id": 2, "price": 1, "notes": "two"}, None),
+        22: ("u", {"id": 2, "price": 200, "notes": PLACEHOLDER}, None),
+        23: ("c", {"id": 3, "price": 3, "notes": "three"}, None),
+        24: ("d", None, {"id": 3}),
+        25: ("c", {"id": 4, "price": 0, "notes": PLACEHOLDER}, None),
+        26: ("c", {"id": 5, "price": 90, "notes": "short"}, None),
+    }
+    records = [
+        record(
+            {"id": (after or before or {}).get("id")},
+            envelope(op, after, before, connector="postgresql", snapshot="false", lsn=lsn, txId=lsn),
+            lsn,
+        )
+        for lsn, (op, after, before) in images.items()
+    ]
+    changes = debezium.changes(frame_of(spark, *records), "id INT, price INT, notes STRING", ["id"])
+    sink = merge_sink(path, **debezium.MERGE_OPTIONS, keys="id", expect=expect, quarantine=rejected)
+    assert sink.merge(changes).num_quarantined_rows == 2
+    assert rows(spark, path, "id", "price", "notes") == [(2, 200, "two")]
+    assert reasons("id") == [(4, "expectation priced failed"), (5, "expectation noted failed")]
+
+
+def test_values_that_stay_as_they_are_are_not_expected(
+    spark, create_table: CreateTable, create_source, rejected, reasons
+):
+    path = create_table("id INT, n INT, s STRING", [(1, 1, "a"), (2, 2, "b")])
+    expect = {"n": "n IS NOT NULL", "s": "s IS NOT NULL"}
+    sink = merge_sink(
+        path, keys="id", ignore_null_updates="N", expect=expect, quarantine=rejected, delete_when="id = 2"
+    )
+    sink.merge(create_source("id INT, n INT, s STRING", [(1, None, "c"), (2, None, None), (3, 3, None)]))
+    assert rows(spark, path) == [(1, 1, "c")]
+    assert reasons("id") == [(3, "expectation s failed")]
+
+
+@pytest.mark.parametrize("has_key", [True, False], ids=["lean options", "without a key"])
+def test_a_truncate_is_no_row_of_the_table(spark, create_table: CreateTable, create_source, rejected, has_key):
+    path = create_table("id INT NOT NULL, n INT NOT NULL")
+    shared = {"sequence_by": "seq", "delete_when": "op = 'd'", "truncate_when": "op = 't'", "quarantine": rejected}
+    options = {"keys": "id"} if has_key else {"before": "old", "except_columns": ["old", "seq", "op"]}
+    sink = merge_sink(path, **shared, **options)
+    source = create_source(
+        "id STRING, n INT, old STRUCT<id: INT, n: INT>, seq INT, op STRING",
+        [("1", 1, None, 1, "c"), (None, None, None, 2, "t"), ("3", 3, None, 3, "c")],
+    )
+    assert sink.merge(source).num_quarantined_rows == 0
+    assert rows(spark, path, "id", "n") == [(3, 3)]
 
 
 def test_a_sequence_that_cannot_be_computed(spark, create_table: CreateTable, create_source, rejected, reasons):
