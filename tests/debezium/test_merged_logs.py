@@ -58,7 +58,7 @@ def rows_of(spark, path):
         (CAPTURES / "small-schema", "customers", 3, True),
         (CAPTURES / "small-schema", "customers", 1, False),
         (CAPTURES / "small-schema", "order_items", 3, False),
-        (CAPTURES / "small-schema", "products", 3, True),
+        (CAPTURES / "shop", "products", 3, True),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -22,9 +22,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("strategy", ["merge_on_read", "copy_on_write"])
-@pytest.mark.parametrize("table", ["orders", "order_items", "customers", "t"])
+@pytest.mark.parametrize("table", ["orders", "order_items", "customers", "products", "t"])
 def test_fifty_batches_that_come_twice_make_the_database_s_own_table(spark, create_table, table, strategy):
-    directory = CAPTURES / "edge" if table == "t" else DEMO
+    directory = {"products": CAPTURES / "shop", "t": CAPTURES / "edge"}.get(table, DEMO)
     path = create_table(COLUMNS[table], deletion_vectors=strategy == "merge_on_read")
     sink = merge_sink(path, keys=KEYS[table], **debezium.MERGE_OPTIONS)
     changes = decode(spark, directory, table).persist()
