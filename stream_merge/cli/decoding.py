@@ -16,15 +16,12 @@ from stream_merge.bridge.table import open_table
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.sources import CORRUPT_RECORD
-from stream_merge.debezium.fields import resolve_columns
+from stream_merge.debezium.fields import is_own, resolve_columns
 from stream_merge.debezium.schemas import LearntColumns, learn_columns
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError, TargetNotFoundError
 
 logger = logging.getLogger("stream_merge.cli")
-
-OWN_PREFIX = "_stream_merge_"
-"""What the columns that the sink adds to its target begin with."""
 
 _RECORD_FIELDS: Mapping[str, str] = {
     "topic": "STRING",
@@ -228,7 +225,7 @@ def target_schema(spark: SparkSession, target: str) -> T.StructType | None:
         schema = T.StructType.fromJson(open_table(spark, target).begin().schema)
     except TargetNotFoundError:
         return None
-    return T.StructType([f for f in schema.fields if not f.name.startswith(OWN_PREFIX)])
+    return T.StructType([f for f in schema.fields if not is_own(f.name)])
 
 
 def _has_schema_part(records: DataFrame) -> bool | None:
