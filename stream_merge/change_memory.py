@@ -173,6 +173,7 @@ class ChangeMemory:
         if newest == self.state.truncated:
             return None
         self.state, self.is_truncated = replace(self.state, truncated=newest), True
+        reached("truncating")
         return newest
 
     def take_over(self, earlier: ChangeMemory) -> bool:
@@ -207,9 +208,11 @@ class ChangeMemory:
         """
         now = now_ms()
         with persisted(self.tombstones.moved_rows(rows, now), at_once=at_once) as moved:
+            reached("handing_on")
             file = self.tombstones.write_moved(moved, now)
         if file is None:
             return None
+        reached("handed_on")
         self._moved = (*self._moved, file)
         # Read, since what was kept would bring all that led to it into the plan of the merge, which Spark spells out for its UI
         # again and again.

@@ -167,6 +167,7 @@ class MicroBatch:
                 properties=properties,
             )
             self.is_created = True
+            steps.reached("created")
         return open_table(self.spark, config.target)
 
     def _written(self) -> DataFrame:

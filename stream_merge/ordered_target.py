@@ -16,6 +16,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct
 from stream_merge.rows_without_key import ROW_ID, with_row_ids
 from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
+from stream_merge.steps import reached
 
 logger = logging.getLogger("stream_merge")
 
@@ -60,10 +61,12 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     missing = missing_columns(config, batch, StructType.fromJson(transaction.schema))
     if missing:
         table.add_columns(missing)
+        reached("columns_added")
     lacks_feature = config.keeps_tombstones and FEATURE not in (transaction.protocol.get("writerFeatures") or [])
     if lacks_feature:
         logger.info("%s: adding the table feature %s, in which deletes are remembered", table.name, FEATURE)
         table.enable_feature(FEATURE)
+        reached("feature_added")
     return table.begin() if missing or lacks_feature else transaction
 
 

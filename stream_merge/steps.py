@@ -18,9 +18,24 @@ STEPS = (
 )
 """In order; `locating` and `writing` are announced just before the Spark job of that name starts."""
 
-OPTIONAL_STEPS = ("quarantining", "quarantined", "remembering", "remembered")
-"""Around the commit to the quarantine table, which only a batch with rejected rows does, between `after_open` and `after_persist`;
-around the writing of tombstones, which only a batch with deletes does, beside `locating` and `writing`."""
+OPTIONAL_STEPS = (
+    "created",
+    "columns_added",
+    "feature_added",
+    "quarantining",
+    "quarantined",
+    "truncating",
+    "handing_on",
+    "handed_on",
+    "remembering",
+    "remembered",
+    "forgetting",
+    "forgotten",
+)
+"""In order, each in some batches only. Up to `after_persist`: after the commits that make a target and give it what order needs,
+around the commit to the quarantine table, before a TRUNCATE is merged, and around the writing of values that follow a row to
+another key. Then around the writing of tombstones, beside `locating` and `writing`, and around their expiry and the merging of
+their files."""
 
 observer: Callable[[str], None] | None = None
 

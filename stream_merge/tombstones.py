@@ -25,6 +25,7 @@ from stream_merge.errors import ConfigurationChangedError
 from stream_merge.partial_updates import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE
 from stream_merge.row_text import EXACT_TIMES
 from stream_merge.statement import quote
+from stream_merge.steps import reached
 
 DOMAIN = "stream_merge"
 FOLDER = "_stream_merge/tombstones"
@@ -356,6 +357,7 @@ class Tombstones:
         merged = kept[: len(kept) // 2 + 1] if len(kept) > MAX_FILES else []
         if not expired and not merged:
             return state, 0
+        reached("forgetting")
         before = state.num_rows
         files = kept[len(merged) :]
         forgotten: list[DataFrame] = [self.read(expired)] if expired else []
@@ -373,6 +375,7 @@ class Tombstones:
             horizon = self.highest(state.horizon, forgotten) if forgotten else state.horizon
         retired = [RetiredFile(path=file.path, since_ms=now_ms) for file in (*expired, *merged)]
         state = replace(state, files=tuple(files), retired=(*state.retired, *retired), horizon=horizon)
+        reached("forgotten")
         return state, before - state.num_rows
 
     def _with_moved(self, files: Sequence[TombstoneFile]) -> DataFrame:

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stream_merge import MergeResult, MergeSink, merge_sink, steps
+from pyspark.sql import functions as F
+
+from stream_merge import MergeResult, MergeSink, debezium, merge_sink, steps, tombstones
 from tests.streaming.child_session import start_session
 from tests.streaming.streams import SCHEMA, counting_sink, rows, run
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DURING_A_JOB = ("locating", "writing")
+WRITING_TOMBSTONES = {"handing_on": "handed_on", "remembering": "remembered", "forgetting": "forgotten"}
+"""The steps that announce the writing of a file of tombstones, and those after it."""
 DURING = " (during its job)"
 """Ending of a step at which the process dies in the job that the step announces, not before it."""
 BEFORE_CHECKPOINT_COMMIT = "before_checkpoint_commit"
@@ -33,19 +37,44 @@ MISSED = 3
 """Exit code when the step went by without a job to be killed in."""
 
 
-def upsert_sink(path: str, **options: Any) -> MergeSink:
-    """Return the default merge by key, which needs no old value."""
-    return merge_sink(path, keys="id", **options)
+MAX_FILES = 3
+"""So many files of tombstones the Debezium sink may have before it merges some."""
+RECORDS = "key STRING, value STRING, offset BIGINT, oldkey STRING, newkey STRING"
 
 
-def ordered_sink(path: str, **options: Any) -> MergeSink:
-    """Return a sink with order and tombstones: an odd number is a delete, and a higher one the newer change."""
-    return merge_sink(path, keys="id", sequence_by="n", delete_when="n % 2 = 1", **options)
+def changes_of(records: DataFrame) -> DataFrame:
+    """Return what Debezium's records say, which the files have as text; the other key of a key change is in a header."""
+    headers = [
+        F.when(
+            F.col(name).isNotNull(),
+            F.struct(F.lit(f"__debezium.{name}").alias("key"), F.col(name).cast("binary").alias("value")),
+        )
+        for name in ("oldkey", "newkey")
+    ]
+    as_in_kafka = records.select(
+        F.col("key").cast("binary").alias("key"),
+        F.col("value").cast("binary").alias("value"),
+        F.lit("shop.public.t").alias("topic"),
+        F.lit(0).alias("partition"),
+        "offset",
+        F.lit(None).cast("timestamp").alias("timestamp"),
+        F.lit(0).alias("timestampType"),
+        F.array_compact(F.array(*headers)).alias("headers"),
+    )
+    return debezium.changes(as_in_kafka, "id INT, n STRING", ["id"])
 
 
-def quarantining_sink(path: str, **options: Any) -> MergeSink:
-    """Return the ordered sink, which sets rows with a negative number aside, next to the target."""
-    return ordered_sink(path, quarantine=f"{path}_rejected", expect={"not negative": "n >= 0"}, **options)
+def debezium_sink(path: str, **options: Any) -> MergeSink:
+    """Return the sink of Debezium's changes, which creates its table and sets records aside that cannot be decoded."""
+    return merge_sink(
+        path,
+        keys="id",
+        null_keys="quarantine",
+        quarantine=f"{path}_rejected",
+        create_if_missing=True,
+        **debezium.MERGE_OPTIONS,
+        **options,
+    )
 
 
 def keyless_sink(path: str, **options: Any) -> MergeSink:
@@ -59,9 +88,7 @@ def keyless_sink(path: str, **options: Any) -> MergeSink:
 
 SINKS = {
     "counting": counting_sink,
-    "upsert": upsert_sink,
-    "ordered": ordered_sink,
-    "ordered, quarantining": quarantining_sink,
+    "debezium": debezium_sink,
     "keyless": keyless_sink,
 }
 
@@ -71,6 +98,7 @@ class Killer:
     """Kills this process and its JVM at one step of one micro-batch."""
 
     spark: SparkSession
+    tombstones: Path
     step: str | None
     batch_id: int | None
     current_batch: int | None = None
@@ -82,7 +110,9 @@ class Killer:
         is_during = self.step == step + DURING
         if not (step == self.step or is_during) or self.current_batch != self.batch_id:
             return
-        if step in DURING_A_JOB or is_during:
+        if is_during and step in WRITING_TOMBSTONES:
+            threading.Thread(target=self._kill_during_write, args=(self._unfinished(), step), daemon=True).start()
+        elif step in DURING_A_JOB or is_during:
             threading.Thread(target=self._kill_during_job, daemon=True).start()
         else:
             self._kill()
@@ -94,6 +124,17 @@ class Killer:
                 os._exit(MISSED)
             time.sleep(0.001)
         self._kill()
+
+    def _kill_during_write(self, before: set[Path], step: str) -> None:
+        while not self._unfinished() - before:
+            if self.last_step == WRITING_TOMBSTONES[step]:
+                os._exit(MISSED)
+            time.sleep(0.001)
+        self._kill()
+
+    def _unfinished(self) -> set[Path]:
+        """Return the files of tombstones whose writing has begun and not ended."""
+        return {folder for folder in self.tombstones.glob("*") if not (folder / "_SUCCESS").exists()}
 
     @staticmethod
     def _kill() -> NoReturn:
@@ -117,17 +158,23 @@ def main() -> None:
     def report_result(result: MergeResult) -> None:
         report(batch_id=result.batch_id, skipped=result.skipped, version=result.version, strategy=result.strategy)
 
-    report(found=rows(spark, target, "id", "n"))
+    report(found=rows(spark, target, "id", "n") if (root / "target" / "_delta_log").exists() else [])
+    is_debezium = options["sink"] == "debezium"
+    tombstones.MAX_FILES = MAX_FILES if is_debezium else tombstones.MAX_FILES
     sink = SINKS[options["sink"]](target, on_result=report_result)
-    killer = Killer(spark, options["step"], options["batch_id"])
+    killer = Killer(spark, root / "target" / tombstones.FOLDER, options["step"], options["batch_id"])
     steps.observer = killer.observe
 
     def merge(batch_df: DataFrame, batch_id: int) -> None:
         killer.current_batch = batch_id
-        sink(batch_df, batch_id)
+        sink(changes_of(batch_df) if is_debezium else batch_df, batch_id)
         killer.observe(BEFORE_CHECKPOINT_COMMIT)
 
-    changes = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(root / "changes"))
+    changes = (
+        spark.readStream.schema(RECORDS if is_debezium else SCHEMA)
+        .option("maxFilesPerTrigger", 1)
+        .json(str(root / "changes"))
+    )
     run(changes, merge, root / "checkpoint")
     report(rows=rows(spark, target, "id", "n"))
     spark.stop()

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from stream_merge.steps import STEPS
 from stream_merge.tombstones import FOLDER
 from tests.conftest import CreateTable
-from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT, DURING, SINKS
+from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT, DURING, RECORDS
+from tests.debezium.records import PLACEHOLDER, envelope
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import recorded_state
 from tests.streaming.child_session import child_conf, last_lines, run_child
@@ -28,19 +31,21 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-ALL_STEPS = (*STEPS, BEFORE_CHECKPOINT_COMMIT)
+ALL_STEPS = (*STEPS[1:], BEFORE_CHECKPOINT_COMMIT)
+"""All but the first, at which no more has happened than at the second."""
 LANDED = ("after_commit", BEFORE_CHECKPOINT_COMMIT)
 """The steps after which the micro-batch is in the table."""
+
+
+Record = tuple[str | None, str, int, str | None, str | None]
+"""Key and value of a record of Debezium's, its offset, and the headers of a key change."""
+
+UNDECODABLE: Record = (None, '{"op": ', -1, None, None)
 
 
 def make_batches(number: int) -> list[list[tuple[int, int]]]:
     """Return batches that change old rows and bring new ones, with values that tell the batches apart."""
     return [[(0, 2**batch_id), (batch_id + 1, 1), (100 + batch_id, batch_id)] for batch_id in range(number)]
-
-
-def upserted(*batches: Batch) -> list[tuple[int, int]]:
-    """Return the rows of a table that these batches were merged into by key."""
-    return sorted({key: n for batch in batches for key, n in batch}.items())
 
 
 class KilledStream:
@@ -78,8 +83,21 @@ class KilledStream:
         return [report for report in self.reports if "batch_id" in report]
 
 
-def check_kills(stream: KilledStream, kills: tuple[str, ...], batches: list[Any], fold: Any, strategy: str) -> None:
-    """Kill a process at each step, one micro-batch further each time, then run one to the end."""
+def check_kills(
+    stream: KilledStream,
+    kills: tuple[str, ...],
+    batches: list[Any],
+    fold: Any,
+    strategy: str,
+    setup: Sequence[str] = (),
+) -> None:
+    """Kill a process at each step, one micro-batch further each time, then run one to the end.
+
+    Before that, processes are killed in the first micro-batch, at the steps of `setup`, each after a commit that leaves no batch.
+    """
+    for step in setup:
+        assert stream.run(step, 0) == -signal.SIGKILL, f"at {step}:\n{last_lines(stream.log)}"
+        assert (stream.rows("found"), recorded_batches(stream.target)) == ([], []), f"at {step}"
     first_version = latest_version(stream.target)
     done, is_replay = 0, False
     for batch_id, step in [*enumerate(kills, start=1), (None, None)]:
@@ -106,9 +124,7 @@ def start_stream(spark: SparkSession, tmp_path: Path, create_table: CreateTable)
     """Return a function that prepares the table and the changes for a stream of children."""
 
     def prepare(sink: str, batches: list[Any], *, deletion_vectors: bool) -> KilledStream:
-        # The feature that a sink with tombstones would add in a commit of its own.
-        properties = {"delta.feature.domainMetadata": "supported"}
-        create_table("id INT, n INT", deletion_vectors=deletion_vectors, properties=properties)
+        create_table("id INT, n INT", deletion_vectors=deletion_vectors)
         ChangeFiles(tmp_path / "changes").add(*batches)
         return KilledStream(child_conf(spark), tmp_path, sink)
 
@@ -121,79 +137,99 @@ def test_kill_at_every_step_of_merge_on_read(start_stream):
     check_kills(stream, ALL_STEPS, batches, count, "merge_on_read")
 
 
-def test_kill_around_the_commit_of_copy_on_write(start_stream):
-    kills = ("after_commit",)
-    batches = make_batches(len(kills) + 2)
-    stream = start_stream("counting", batches, deletion_vectors=False)
-    check_kills(stream, kills, batches, count, "copy_on_write")
+class ChangeLog:
+    """Batches of Debezium's records, and what the table has and remembers after them.
+
+    In each batch a row comes, the one of the batch before gets another key and does not send its value, the one that had got
+    its key then is deleted, and older changes of those keys come late. Two records are no changes. In one batch the table is
+    truncated first.
+
+    Attributes:
+        batches: The records.
+        contents: The rows before the first batch, and after each.
+        deleted: The keys that were deleted, with the places in the log where they were last.
+        moved: The rows that got another key: the old one, the new one and the value.
+        truncated: Where the TRUNCATE was.
+    """
+
+    def __init__(self, number: int, *, truncated_in: int) -> None:
+        self.batches: list[list[Record]] = []
+        self.contents: list[list[tuple[int, str]]] = [[]]
+        self.deleted: dict[int, int] = {}
+        self.moved: set[tuple[int, int, str]] = set()
+        self.truncated = 0
+        self._rows: dict[int, str] = {}
+        self._lsn = 0
+        late: set[int] = set()
+        for number_of_batch in range(number):
+            places = {key: self.deleted.get(key, self.truncated) for key in late}
+            before = set(self._rows)
+            changes = self._changes(number_of_batch, is_truncated=number_of_batch == truncated_in)
+            batch = [UNDECODABLE, UNDECODABLE, *changes]
+            # Older than what ended the row in the batch before.
+            self.batches.append([*batch, *[self._sent("u", key, "late", lsn - 5) for key, lsn in places.items()]])
+            self.contents.append(sorted(self._rows.items()))
+            late = before - set(self._rows)
+
+    def _changes(self, number: int, *, is_truncated: bool) -> Iterator[Record]:
+        if is_truncated:
+            self.truncated = self._next()
+            self._rows.clear()
+            yield self._sent("t", 0, None, self.truncated)
+        for key, n in ((0, f"v{number}"), (10 + number, f"w{number}")):
+            self._rows[key] = n
+            yield self._sent("c", key, n, self._next())
+        gone, old, new = 99 + number, 9 + number, 100 + number
+        if gone in self._rows:
+            self._rows.pop(gone)
+            self.deleted[gone] = self._next()
+            yield self._sent("d", gone, None, self._lsn)
+        if old in self._rows:
+            self._rows[new] = self._rows.pop(old)
+            self.moved.add((old, new, self._rows[new]))
+            self.deleted[old] = self._next()
+            yield self._sent("d", old, None, self._lsn, newkey=new)
+            yield self._sent("c", new, PLACEHOLDER, self._lsn, oldkey=old)
+
+    def _next(self) -> int:
+        self._lsn += 10
+        return self._lsn
+
+    @staticmethod
+    def _sent(op: str, key: int, n: str | None, lsn: int, **headers: int) -> Record:
+        source = {"connector": "postgresql", "snapshot": "false", "lsn": lsn, "txId": lsn}
+        images = (None, {"id": key}) if op == "d" else (None if op == "t" else {"id": key, "n": n}, None)
+        others = [json.dumps({"id": headers[name]}) if name in headers else None for name in ("oldkey", "newkey")]
+        return (json.dumps({"id": key}), json.dumps(envelope(op, *images, **source)), lsn, *others)
 
 
-@pytest.mark.core
-def test_kill_around_the_commit_of_a_merge_by_key(start_stream):
-    kills = ("after_commit",)
-    batches = make_batches(len(kills) + 2)
-    stream = start_stream("upsert", batches, deletion_vectors=True)
-    check_kills(stream, kills, batches, upserted, "merge_on_read")
+def test_rows_and_what_is_remembered_never_disagree(spark: SparkSession, tmp_path: Path):
+    """A table that the sink makes, killed in all steps that touch its state: afterwards it is as if nothing had happened."""
+    kills = (
+        *("quarantining" + DURING, "quarantined", "handing_on" + DURING, "remembering" + DURING, "truncating"),
+        *("forgetting" + DURING, "forgotten", "after_commit"),
+    )
+    log = ChangeLog(len(kills) + 2, truncated_in=1 + kills.index("truncating"))
+    ChangeFiles(tmp_path / "changes", RECORDS).add(*log.batches)
+    stream = KilledStream(child_conf(spark), tmp_path, "debezium")
+    check_kills(stream, kills, log.batches, lambda *done: log.contents[len(done)], "copy_on_write", setup=["created"])
 
-
-def folded(*batches: Batch) -> list[tuple[int, int]]:
-    """Return the rows that changes in order give: of each key the one with the highest number, unless that is odd."""
-    newest: dict[int, int] = {}
-    for batch in batches:
-        for key, n in batch:
-            newest[key] = max(n, newest.get(key, n))
-    return sorted((key, n) for key, n in newest.items() if n % 2 == 0)
-
-
-def deletes_and_late_changes(number: int) -> list[list[tuple[int, int]]]:
-    """Return batches each of which deletes a key, and brings an old change of the key that the one before deleted."""
-    return [
-        [(0, 2 * number), (number + 1, 51), (number, 2), (100 + number, 4), (99 + number, 2)]
-        for number in range(1, number + 1)
-    ]
-
-
-def check_tombstones(stream: KilledStream) -> None:
-    """Check that all files of tombstones that the table names are there."""
+    state = recorded_state(stream.target)
     left = {folder.name for folder in (Path(stream.target) / FOLDER).iterdir()}
-    named = {file.path.rpartition("/")[2] for file in recorded_state(stream.target).files}
-    assert named
-    assert named <= left
+    assert {file.path.rpartition("/")[2] for file in state.files} <= left
+    deletes = spark.read.option("mergeSchema", "true").parquet(
+        *[f"{stream.target}/{file.path}" for file in state.files]
+    )
+    newest = deletes.groupBy("k0").agg(F.max("sequence.s0.s0.position")).collect()
+    # Row 0 came with the TRUNCATE, which then is remembered as a delete of its key.
+    assert dict(map(tuple, newest)) == {0: log.truncated, **log.deleted}
+    moved = deletes.select("k0", "moved.to.k0", "moved.row.n").where("moved IS NOT NULL").collect()
+    assert sorted(map(tuple, moved)) == sorted(log.moved)
+    assert json.loads(state.truncated or "")["s0"]["s0"]["position"] == log.truncated
 
-
-def test_rows_and_tombstones_never_disagree(start_stream):
-    """Copy-on-write; the next test has merge-on-read."""
-    kills = ("remembered", "before_commit")
-    batches = deletes_and_late_changes(len(kills) + 2)
-    stream = start_stream("ordered", batches, deletion_vectors=False)
-    check_kills(stream, kills, batches, folded, "copy_on_write")
-    check_tombstones(stream)
-
-
-def quarantined(spark: SparkSession, path: str) -> list[tuple[int, int, int]]:
-    """Return batch id, id and n of everything in a quarantine table."""
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    found = spark.read.format("delta").load(path).select("batch_id", "row").collect()
-    return sorted((batch_id, *(json.loads(row)[name] for name in ("id", "n"))) for batch_id, row in found)
-
-
-def test_bad_rows_are_in_quarantine_once_and_good_rows_and_tombstones_in_the_target(spark: SparkSession, start_stream):
-    """Killed inside and after the commit to the quarantine, around the writing of tombstones and after the commit."""
-    kills = ("quarantining" + DURING, "quarantined", "remembering", "remembered", "after_commit")
-    # The same bad row twice, and the same one in every batch: each is one of its own.
-    batches = [
-        [*batch, (0, -1), (0, -1), (200 + number, -number - 1)]
-        for number, batch in enumerate(deletes_and_late_changes(len(kills) + 2))
-    ]
-
-    def good(*batches: Batch) -> list[tuple[int, int]]:
-        return folded(*[[row for row in batch if row[1] >= 0] for batch in batches])
-
-    stream = start_stream("ordered, quarantining", batches, deletion_vectors=True)
-    check_kills(stream, kills, batches, good, "merge_on_read")
-    check_tombstones(stream)
-    bad = [(batch_id, *row) for batch_id, batch in enumerate(batches) for row in batch if row[1] < 0]
-    assert quarantined(spark, f"{stream.target}_rejected") == sorted(bad)
+    rejected = spark.read.format("delta").load(f"{stream.target}_rejected").select("batch_id").collect()
+    assert Counter(batch_id for (batch_id,) in rejected) == dict.fromkeys(range(len(log.batches)), 2)
 
 
 def rows_left(*batches: Batch) -> list[tuple[int, None]]:
@@ -205,8 +241,9 @@ def rows_left(*batches: Batch) -> list[tuple[int, None]]:
     return sorted((key, None) for key in left.elements())
 
 
-def test_rows_without_a_key_are_counted_once(start_stream, create_source):
-    kills = ("remembered",)
+@pytest.mark.core
+def test_rows_without_a_key_are_counted_once(start_stream):
+    kills = ("after_commit",)
     # Two equal rows; one of the batch before goes, another of it comes again; a removal whose row comes with the next batch.
     batches = [
         [
@@ -217,6 +254,6 @@ def test_rows_without_a_key_are_counted_once(start_stream, create_source):
         for number in range(1, len(kills) + 3)
     ]
     stream = start_stream("keyless", batches, deletion_vectors=True)
-    # The columns that the sink adds, in a commit of their own.
-    SINKS["keyless"](stream.target).merge(create_source("id INT, n INT"))
-    check_kills(stream, kills, batches, rows_left, "merge_on_read")
+    # The commits of their own by which the table gets what the sink needs.
+    setup = ["columns_added", "feature_added"]
+    check_kills(stream, kills, batches, rows_left, "merge_on_read", setup=setup)

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import Row
 
 from stream_merge import MergeSink, debezium, merge_sink
-from stream_merge.errors import NullKeyError
+from stream_merge.errors import NullKeyError, QuarantineLimitError
 from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record
 from tests.spark.delta_log import latest_version
 from tests.streaming.streams import ChangeFiles, recorded_ids, run, run_to_failure
@@ -309,6 +309,36 @@ def test_a_changed_primary_key_leaves_no_old_row_behind_and_loses_no_value(
     assert read_rows(path, "id", "v", "big") == [Row(id=2, v="b", big="L1")]
 
 
+def test_a_changed_primary_key_from_kafka_moves_its_row(spark, create_table, read_rows):
+    """apache/hudi#9186, Altinity/clickhouse-sink-connector#9: Debezium names the other key in a header, and sends two records."""
+    path = create_table("id INT, v STRING, big STRING", [(1, "a", "L1"), (3, "c", "L3")])
+    sink = merge_sink(path, keys="id", **debezium.MERGE_OPTIONS)
+    source = {"connector": "postgresql", "snapshot": "false", "lsn": 5, "txId": 5}
+    arrived = {"id": 2, "v": "b", "big": PLACEHOLDER}
+    records = [
+        record({"id": 2}, envelope("c", arrived, **source), 1, **{"__debezium.oldkey": {"id": 1}}),
+        record({"id": 1}, envelope("d", None, {"id": 1}, **source), 2, **{"__debezium.newkey": {"id": 2}}),
+    ]
+    # The halves lie in two partitions, and may be read in two micro-batches.
+    for one in records:
+        sink.merge(debezium.changes(frame_of(spark, one), "id INT, v STRING, big STRING", ["id"]))
+    assert read_rows(path, "id", "v", "big") == [Row(id=2, v="b", big="L1"), Row(id=3, v="c", big="L3")]
+
+
+def test_null_for_a_value_that_a_source_does_not_know_wipes_nothing_out(create_table, create_source, read_rows):
+    """Partial events have NULL in the columns that they know nothing of; in a column that is not listed NULL is a value."""
+    schema = "id INT, name STRING, phone STRING, seq BIGINT"
+    path = create_table(schema, [(1, "Ada", "1", 1), (2, "Bob", "2", 1)])
+    sink = merge_sink(path, keys="id", sequence_by="seq", ignore_null_updates=["name"])
+    changes = [(1, None, None, 3), (1, "Eva", "0", 2), (2, None, "22", 2), (3, None, "3", 1)]
+    sink.merge(create_source(schema, changes))
+    assert read_rows(path, "id", "name", "phone") == [
+        Row(id=1, name="Eva", phone=None),
+        Row(id=2, name="Bob", phone="22"),
+        Row(id=3, name=None, phone="3"),
+    ]
+
+
 def test_two_streams_that_each_fill_some_columns_do_not_undo_each_other(create_table, create_source, read_rows):
     """Paimon needs a sequence group for each stream: with one sequence, the changes of the other stream are late."""
     path = create_table("id INT, name STRING, total INT")
@@ -333,3 +363,22 @@ def test_one_bad_record_does_not_stop_the_stream_and_is_not_lost(create_table, c
         (True, False),
         (False, True),
     ]
+
+
+def test_bad_records_from_kafka_are_set_aside_unless_they_are_too_many(spark, create_table, read_rows, tmp_path):
+    """kafka-delta-ingest#69: a dead-letter table, with the place of the record; but a producer gone wrong has to stop the query."""
+    path, rejected = create_table("id INT, n INT"), str(tmp_path / "rejected")
+    records = [
+        record({"id": 1}, envelope("c", {"id": 1, "n": 1}), 7),
+        record({"id": 2}, b'{"op": "c", "aft', 8),
+        record({"id": 3}, envelope("c", {"id": 3, "n": "many"}), 9),
+    ]
+    changes = debezium.changes(frame_of(spark, *records), "id INT, n INT", ["id"])
+    options = {**debezium.MERGE_OPTIONS, "keys": "id", "null_keys": "quarantine", "quarantine": rejected}
+    with pytest.raises(QuarantineLimitError, match="2 of 3"):
+        merge_sink(path, **options, max_quarantined_share=0.5).merge(changes)
+    assert (read_rows(path), Path(rejected).exists()) == ([], False)
+    assert merge_sink(path, **options, max_quarantined_share=0.7).merge(changes).num_quarantined_rows == 2
+    assert read_rows(path, "id", "n") == [Row(id=1, n=1)]
+    found = read_rows(rejected, "topic", "partition", "offset", "value")
+    assert [tuple(row) for row in found] == [(*r[2:5], r[1].decode()) for r in records[1:]]
