@@ -118,8 +118,8 @@ class DecodeSettings(Section):
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64"
     """Debezium's `binary.handling.mode`; "base64" is "bytes" too."""
     keep_tombstones: bool = False
-    """Whether records without a value are deletes, which they are where ExtractNewRecordState has flattened the events with its default
-    `delete.tombstone.handling.mode=tombstone`. After envelopes, and with `rewrite`, they only follow deletes, and are left out."""
+    """Whether records without a value are deletes: so it is where ExtractNewRecordState has flattened the events with its default
+    `delete.tombstone.handling.mode=tombstone`. After envelopes, and with `rewrite`, they only follow deletes."""
 
 
 class TableSettings(Section):
