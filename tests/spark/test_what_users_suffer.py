@@ -310,7 +310,7 @@ def test_a_changed_primary_key_leaves_no_old_row_behind_and_loses_no_value(
 
 
 def test_a_changed_primary_key_from_kafka_moves_its_row(spark, create_table, read_rows):
-    """apache/hudi#9186, Altinity/clickhouse-sink-connector#9: Debezium names the other key in a header, and sends two records."""
+    """apache/hudi#9186, materialize#6553: Debezium names the other key in a header, and sends two records."""
     path = create_table("id INT, v STRING, big STRING", [(1, "a", "L1"), (3, "c", "L3")])
     sink = merge_sink(path, keys="id", **debezium.MERGE_OPTIONS)
     source = {"connector": "postgresql", "snapshot": "false", "lsn": 5, "txId": 5}
