@@ -32,7 +32,7 @@ class MergeResult:
         conflicts: Delta's name of the conflict for each attempt that failed.
         phase_ms: Duration of each phase of `PHASES`.
         num_superseded_rows: Changes that a newer one of the same key in the batch made superfluous.
-        num_tied_keys: Keys whose newest changes in the batch have one sequence and different contents.
+        num_tied_keys: Keys whose newest changes in the batch have one sequence and write different rows.
         num_stale_rows: Changes that are older than the row they match, and were left out for that.
         num_unchanged_rows: Rows that an update would have left as they are, and that were not written for that; 0 unless the sink
             has `skip_unchanged`.
