@@ -170,7 +170,8 @@ class TableSettings(Section):
     quarantine: str | None = None
     """Path or name of the Delta table that takes rows that cannot be decoded or merged; without, such a row stops the query."""
     expect: dict[str, str] = {}
-    """Conditions by name; upserts for which one is not true go to the quarantine. Deletes and values that were not sent are not asked."""
+    """Conditions by name; upserts for which one is not true go to the quarantine. Deletes, and values that were not sent, need not
+    meet them."""
     max_quarantined_share: float = Field(default=1.0, ge=0, le=1)
     """Share of a micro-batch's rows above which the query stops instead."""
     max_commit_retries: int = Field(default=10, ge=0)
