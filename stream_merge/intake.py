@@ -25,7 +25,15 @@ from stream_merge.ordered_target import ordered_batch
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.quarantine import Quarantine
 from stream_merge.rows_without_key import paired
-from stream_merge.source import Source, evaluated, key_ranges_of, measured, special_changes, without_truncates
+from stream_merge.source import (
+    Source,
+    evaluated,
+    key_ranges_of,
+    measured,
+    special_changes,
+    without_truncates,
+    written_columns,
+)
 from stream_merge.statement import quote
 from stream_merge.transaction import BatchIdentity
 
@@ -197,7 +205,10 @@ class Intake:
                     )
                 else:
                     batch = described_changes(batch, self.ordered, self.all_partial)
-            yield stack.enter_context(evaluated(batch, self.ordered, self.partial, self.num_rows, resolved))
+            written = written_columns(batch, self.ordered, resolved)
+            yield stack.enter_context(
+                evaluated(batch, self.ordered, self.partial, self.num_rows, written, resolved.once)
+            )
 
     def _rows_of(
         self,

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import persisted, summaries
-from stream_merge.bridge.statement import SOURCE_ID, KeyPair, ResolvedMerge
+from stream_merge.bridge.statement import SOURCE_ID, KeyPair, Once, ResolvedMerge
 from stream_merge.config import SinkConfig
 from stream_merge.errors import NullKeyError
 from stream_merge.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
@@ -176,7 +176,8 @@ def evaluated(
     config: SinkConfig,
     partial: PartialUpdates | None,
     num_rows: int | None,
-    resolved: ResolvedMerge,
+    written: Collection[str],
+    once: Once,
 ) -> Iterator[DataFrame]:
     """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`.
 
@@ -185,20 +186,21 @@ def evaluated(
         config: The sink, its sequence in columns.
         partial: How changes set single columns, if they do.
         num_rows: How many rows the batch has, if its rows are kept and were counted.
-        resolved: The statement.
+        written: The columns of the batch that are written, in lower case.
+        once: Keeps expressions for other batches.
     """
     if config.sequence_by and num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS:
         batch = batch.coalesce(1)
     changes = batch
     if config.sequence_by and partial is not None:
-        changes = folded_changes(batch, config, _written(batch, config, resolved), partial, resolved.once)
+        changes = folded_changes(batch, config, written, partial, once)
     elif config.sequence_by:
-        changes = newest_changes(batch, config, _written(batch, config, resolved), resolved.once)
+        changes = newest_changes(batch, config, written, once)
     with persisted(changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))) as rows:
         yield rows
 
 
-def _written(batch: DataFrame, config: SinkConfig, resolved: ResolvedMerge) -> set[str]:
+def written_columns(batch: DataFrame, config: SinkConfig, resolved: ResolvedMerge) -> set[str]:
     """Return the columns of the batch that the target takes, in lower case; all of them where clauses say what they take."""
     if config.clauses:
         return {name.lower() for name in batch.columns}

@@ -206,8 +206,14 @@ class ChangeLog:
 def test_rows_and_what_is_remembered_never_disagree(spark: SparkSession, tmp_path: Path):
     """A table that the sink makes, killed in all steps that touch its state: afterwards it is as if nothing had happened."""
     kills = (
-        *("quarantining" + DURING, "quarantined", "handing_on" + DURING, "remembering" + DURING, "truncating"),
-        *("forgetting" + DURING, "forgotten", "after_commit"),
+        *(
+            "quarantining" + DURING,
+            "handing_on" + DURING,
+            "remembering" + DURING,
+            "truncating",
+            "forgotten",
+            "after_commit",
+        ),
     )
     log = ChangeLog(len(kills) + 2, truncated_in=1 + kills.index("truncating"))
     ChangeFiles(tmp_path / "changes", RECORDS).add(*log.batches)

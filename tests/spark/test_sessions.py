@@ -95,7 +95,7 @@ def test_the_newest_of_few_changes_are_chosen_without_a_shuffle(spark: SparkSess
     config = merge_sink("t", keys="id", sequence_by="seq").config
     changes = spark.createDataFrame([(1, 1, "a"), (1, 2, "b"), (2, 5, "c")], "id INT, seq INT, v STRING").repartition(3)
     for num_rows, is_shuffled in ((3, False), (None, True), (MAX_UNSHUFFLED_ROWS + 1, True)):
-        with evaluated(changes, config, None, num_rows, lambda _, make: make()) as rows:
+        with evaluated(changes, config, None, num_rows, changes.columns, lambda _, make: make()) as rows:
             assert sorted(tuple(row) for row in rows.select("id", "v").collect()) == [(1, "b"), (2, "c")]
             assert ("hashpartitioning(id" in rows._jdf.queryExecution().toString()) == is_shuffled
 
