@@ -204,7 +204,7 @@ class ChangeLog:
 
 
 def test_rows_and_what_is_remembered_never_disagree(spark: SparkSession, tmp_path: Path):
-    """A table that the sink makes, killed while its state is written, and before and after its commit: it is as if nothing had been."""
+    """A table that the sink makes, killed while its state is written and around its commit: it is as if nothing had happened."""
     kills = tuple(f"{step}{DURING}" for step in ("quarantining", "handing_on", "remembering"))
     kills += ("truncating", "forgotten", "after_commit")
     log = ChangeLog(len(kills) + 2, truncated_in=1 + kills.index("truncating"))
