@@ -86,7 +86,7 @@ def start_query(
                 if summary["has_unavailable_in_move"]:
                     cached.append(changes.persist())
                     changes = follow_key_moves(changes, target, table)
-                sink(changes, batch_id)
+                sink(changes.select(*table.keys, *table.columns, "lsn", "op"), batch_id)
                 num_changes[table.name] = summary["num_changes"]
             on_micro_batch(batch_id, num_changes)
         finally:

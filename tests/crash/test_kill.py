@@ -206,7 +206,7 @@ class ChangeLog:
 def test_rows_and_what_is_remembered_never_disagree(spark: SparkSession, tmp_path: Path):
     """A table that the sink makes, killed while its state is written and around its commit: it is as if nothing had happened."""
     kills = tuple(f"{step}{DURING}" for step in ("quarantining", "handing_on", "remembering"))
-    kills += ("truncating", "forgotten", "after_commit")
+    kills += ("truncating", f"forgetting{DURING}", "forgotten", "after_commit")
     log = ChangeLog(len(kills) + 2, truncated_in=1 + kills.index("truncating"))
     ChangeFiles(tmp_path / "changes", RECORDS).add(*log.batches)
     stream = KilledStream(child_conf(spark), tmp_path, "debezium")
