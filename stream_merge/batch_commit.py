@@ -118,6 +118,14 @@ class BatchCommit:
         steps.reached("after_commit")
         return version, True
 
+    def is_applied(self, transaction: Transaction) -> bool:
+        """Return whether another process has committed the batch since an attempt failed.
+
+        It may have done so after `settle` looked, while this one waited. That commit is part of the version which the next attempt
+        reads, so no conflict would tell of it. Asking also lets the transaction conflict with a commit that records the batch.
+        """
+        return self.identity is not None and self.identity.is_applied(transaction)
+
     def result(
         self,
         plan: MergePlan | None,

@@ -62,6 +62,7 @@ class SinkConfig:
     null_keys: str = "error"
     check_cardinality: bool = True
     skip_unchanged: bool = False
+    single_writer: bool = False
     quarantine: str | None = None
     error_column: Expression | None = None
     expect: Mapping[str, Expression] = field(default_factory=dict)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from pyspark.sql import DataFrame
 
@@ -10,13 +12,18 @@ from stream_merge.bridge import sessions
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.config import SinkConfig
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, StreamMergeError, is_source_lost
 from stream_merge.metrics import MergeResult
 from stream_merge.micro_batch import MicroBatch
 from stream_merge.state import SinkState
 from stream_merge.transaction import BatchIdentity
 
+T = TypeVar("T")
+
 logger = logging.getLogger("stream_merge")
+
+MAX_ATTEMPTS = 3
+"""How often a micro-batch is begun whose kept rows are lost with the executors that have them."""
 
 
 def batch_identity(config: SinkConfig, query: sessions.RunningQuery | None, batch_id: int) -> BatchIdentity:
@@ -62,20 +69,44 @@ def run_micro_batch(
         query = sessions.running_query(session)
     identity = None if batch_id is None else batch_identity(config, query, batch_id)
     with state.lock, without_call_sites(), sessions.active(spark := state.execution_session(session)):
-        micro_batch = MicroBatch(
-            config=config,
-            state=state,
-            frame=sessions.moved(batch, spark),
-            query=query,
-            identity=identity,
-            is_complete=output_mode(config, query) == "complete",
-        )
-        try:
-            result = micro_batch.run()
-        except JVM_ERRORS as error:
-            raise translate(error) from error
+
+        def merge() -> MergeResult:
+            micro_batch = MicroBatch(
+                config=config,
+                state=state,
+                frame=sessions.moved(batch, spark),
+                query=query,
+                identity=identity,
+                is_complete=output_mode(config, query) == "complete",
+            )
+            try:
+                return micro_batch.run()
+            except JVM_ERRORS as error:
+                raise translate(error) from error
+
+        result = begun_again(merge, config.target)
     _tell(config, result)
     return result
+
+
+def begun_again(merge: Callable[[], T], name: str, max_attempts: int = MAX_ATTEMPTS) -> T:
+    """Return what a call returns, which is made again where rows that it kept are lost with an executor.
+
+    Args:
+        merge: The call. What it has committed when it raises, it does not commit again.
+        name: What is merged, for the log.
+        max_attempts: How often the call is made at most.
+
+    Raises:
+        StreamMergeError: The call raised it, for the loss of rows `max_attempts` times.
+    """
+    try:
+        return merge()
+    except StreamMergeError as error:
+        if max_attempts <= 1 or not is_source_lost(error):
+            raise
+        logger.warning("%s: the micro-batch begins again: %s", name, error)
+    return begun_again(merge, name, max_attempts - 1)
 
 
 def _tell(config: SinkConfig, result: MergeResult) -> None:

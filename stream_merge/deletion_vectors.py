@@ -181,13 +181,54 @@ class VectorWriter:
         return (f"{self.prefix}/{name}" if self.prefix else name, bytes(self._content))
 
 
-def delete_rows(add: Mapping[str, Any], vector: StoredVector, *, now_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the AddFile with the new vector and the RemoveFile of the one before, as Delta's `removeRows` does."""
-    added = {**add, "deletionVector": vector.to_descriptor(), "dataChange": True}
-    if add.get("stats"):
-        # Bounds of a file with deleted rows may be wider than what is left.
-        added["stats"] = json.dumps({**json.loads(add["stats"]), "tightBounds": False}, separators=(",", ":"))
+def delete_rows(
+    add: Mapping[str, Any], vector: StoredVector, *, now_ms: int, num_rows: int | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the AddFile with the new vector and the RemoveFile of the one before, as Delta's `removeRows` does.
+
+    Args:
+        add: The file as the log has it.
+        vector: Where the vector of all its deleted rows is.
+        now_ms: The time of the removal, in milliseconds since the epoch.
+        num_rows: How many rows the file has, where its statistics do not tell: Delta demands it of a file with a vector.
+    """
+    stats = with_wide_bounds(add.get("stats") or "{}")
+    if num_rows is not None:
+        rest = stats.lstrip()[1:]
+        stats = f'{{"numRecords":{num_rows},{rest}'
+    added = {**add, "deletionVector": vector.to_descriptor(), "dataChange": True, "stats": stats}
     return added, remove_file(add, now_ms=now_ms)
+
+
+def with_wide_bounds(stats: str) -> str:
+    """Return a file's statistics with the note that its bounds may be wider than the rows that are left.
+
+    All else stays as it is, byte for byte: the numbers of a decimal column have more digits than Python's floats, and bounds that
+    are rounded hide rows from every reader.
+
+    Args:
+        stats: The statistics as the log has them, a JSON object.
+    """
+    decoder = json.JSONDecoder()
+
+    def beyond_space(place: int) -> int:
+        while stats[place] in " \t\r\n":
+            place += 1
+        return place
+
+    place = beyond_space(beyond_space(0) + 1)
+    if stats[place] == "}":
+        return '{"tightBounds":false}'
+    while True:
+        name, place = decoder.raw_decode(stats, place)
+        start = beyond_space(beyond_space(place) + 1)
+        _, end = decoder.raw_decode(stats, start)
+        if name == "tightBounds":
+            return f"{stats[:start]}false{stats[end:]}"
+        place = beyond_space(end)
+        if stats[place] == "}":
+            return f'{stats[:place]},"tightBounds":false{stats[place:]}'
+        place = beyond_space(place + 1)
 
 
 def remove_file(add: Mapping[str, Any], *, now_ms: int) -> dict[str, Any]:

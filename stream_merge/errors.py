@@ -18,6 +18,7 @@ __all__ = [
     "BatchIdRegressionError",
     "ClauseError",
     "CommitConflictError",
+    "CommitLostError",
     "CommitStateUnknownError",
     "ConfigError",
     "ConfigurationChangedError",
@@ -28,6 +29,7 @@ __all__ = [
     "QuarantineLimitError",
     "RouterError",
     "SchemaMismatchError",
+    "SourceLostError",
     "StreamMergeError",
     "TargetNotFoundError",
     "UnknownSourceError",
@@ -107,6 +109,12 @@ class ConstraintViolationError(StreamMergeError):
 
 class MergeExecutionError(StreamMergeError):
     """An expression of the merge failed on the data: a cast, an overflow, a division by zero."""
+
+
+class SourceLostError(StreamMergeError):
+    """Rows of the micro-batch were lost with an executor, each time that it was evaluated; nothing of it is in the target."""
+
+    retriable = True
 
 
 class AmbiguousMatchError(StreamMergeError):
@@ -205,6 +213,10 @@ class CommitStateUnknownError(StreamMergeError):
     retriable = True
 
 
+class CommitLostError(StreamMergeError):
+    """The table has forgotten a micro-batch that was committed: another writer has overwritten the commit."""
+
+
 class UnknownSourceError(StreamMergeError):
     """The micro-batch has rows of sources that the router has no sink for; nothing of it was merged into any table.
 
@@ -249,6 +261,13 @@ class RouterError(StreamMergeError):
         if self.results:
             parts.append(f"the tables of {', '.join(self.results)} have the batch; a replay merges only the others")
         super().__init__(f"{batch}: {'; '.join(parts)}")
+
+
+def is_source_lost(error: StreamMergeError) -> bool:
+    """Whether rows of the micro-batch were lost, for one of a router's tables at least: it can begin again."""
+    if isinstance(error, RouterError):
+        return any(isinstance(failure, SourceLostError) for failure in error.failures.values())
+    return isinstance(error, SourceLostError)
 
 
 def describe_sources(sources: Mapping[str | None, int]) -> str:

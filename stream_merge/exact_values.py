@@ -43,6 +43,28 @@ def exact(value: Column, narrowed: Column, name: str, source: T.DataType, target
     return F.when(is_changed(value), F.raise_error(message)).otherwise(narrowed)
 
 
+def exactly_typed(value: Column, name: str, source: T.DataType, target: T.DataType) -> Column:
+    """Return a value with another type, an error where that changes it or cannot be done, also where ANSI mode is off.
+
+    Args:
+        value: The value.
+        name: How messages name its column.
+        source: The type that it has.
+        target: The type that it gets.
+    """
+    typed = value.try_cast(target)
+    is_changed = typed.isNull()
+    test = loss_test(source, target)
+    if test is not None:
+        is_changed |= F.coalesce(test(value), F.lit(False))
+    if {type(source), type(target)} == {T.TimestampType, T.TimestampNTZType}:
+        # When clocks are put back, two moments have one local time.
+        is_changed |= ~F.coalesce(typed.cast(source) == value, F.lit(False))
+    told = f" is {source.simpleString().upper()}, which {target.simpleString().upper()} {LOSS}"
+    message = F.concat(F.lit(f"{name}: "), F.left(value.cast("string"), F.lit(_SHOWN)), F.lit(told))
+    return F.when(value.isNotNull(), F.when(is_changed, F.raise_error(message)).otherwise(typed))
+
+
 def with_exact_values(resolved: ResolvedMerge, source: T.StructType, written: Iterable[str]) -> ResolvedMerge:
     """Return the default clauses so that a value is refused that a cast to its column's type would change.
 

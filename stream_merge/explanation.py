@@ -12,7 +12,7 @@ from stream_merge.bridge import sessions
 from stream_merge.bridge.table import open_table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.config import SinkConfig
-from stream_merge.engines.merge_on_read import independent_rows
+from stream_merge.engines.merge_on_read import independent_rows, needs_old_rows
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import is_prunable
 from stream_merge.micro_batch import checked_clauses
@@ -66,8 +66,11 @@ def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
         is_early = (
             plan.strategy is Strategy.MERGE_ON_READ
             and independent_rows(resolved.clauses, keeps_order=config.keeps_order) is not None
-            and not has_change_feed(transaction.properties)
-            and not config.skip_unchanged
+            and not needs_old_rows(
+                transaction,
+                has_change_feed=has_change_feed(transaction.properties),
+                skip_unchanged=config.skip_unchanged,
+            )
         )
         if config.skip_unchanged:
             lines.append("  writing   no row that an update leaves as it is: its old values are read")

@@ -16,6 +16,11 @@ from typing import Any
 MAX_REPLAYED_COMMITS = 50
 """After more commits by others the list is taken anew instead."""
 
+_LAST_LOCAL_MEAN_TIME = datetime(1973, 1, 1, tzinfo=timezone.utc)
+"""From here on the offset of every time zone is one of whole minutes: Liberia's was the last that was not."""
+
+_CUT_OFFSET = timedelta(minutes=1)
+
 INTEGER_TYPES = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -60,7 +65,8 @@ class DataFile:
     def stats(self) -> dict[str, Any]:
         """The statistics, empty where there are none."""
         if self._stats is None:
-            self._stats = json.loads(self.add["stats"]) if self.add.get("stats") else {}
+            # A float would round decimals of more than some 15 digits.
+            self._stats = json.loads(self.add["stats"], parse_float=Decimal) if self.add.get("stats") else {}
         return self._stats
 
     @property
@@ -142,11 +148,14 @@ def parse_stat(value: Any, type_name: str, *, is_upper: bool = False) -> Any:
         if type_name == "date":
             return date.fromisoformat(value)
         moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
-        # Delta cuts timestamps in statistics to milliseconds.
-        moment += timedelta(milliseconds=int(is_upper))
+        if moment.tzinfo is None:
+            return None
+        # Delta cuts timestamps in statistics to milliseconds, and the offsets of local mean time to minutes.
+        slack = _CUT_OFFSET if moment < _LAST_LOCAL_MEAN_TIME else timedelta()
+        moment += slack + timedelta(milliseconds=1) if is_upper else -slack
     except (ValueError, OverflowError):
         return None
-    return None if moment.tzinfo is None else moment
+    return moment
 
 
 def parse_partition_value(text: str, type_name: str) -> Any:

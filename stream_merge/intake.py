@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.materialized import materialized
+from stream_merge.bridge.sessions import summary
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.change_memory import ChangeMemory
@@ -71,11 +72,19 @@ class Intake:
     moves: Moves | None = None
     num_quarantined_rows: int = 0
     num_rows: int | None = None
+    _accepted: DataFrame | None = None
+    _truncates: DataFrame | None = None
+    _has_moves: bool = False
 
     @property
     def is_paired(self) -> bool:
         """Whether the table has no key, so that removals are paired with rows."""
         return self.config.before is not None
+
+    @property
+    def depends_on_columns(self) -> bool:
+        """Whether sink and batch look otherwise to a target that has other columns."""
+        return self.config.keeps_order or self.is_paired
 
     def arrange(self, transaction: Transaction) -> None:
         """Put sink and batch in terms of columns that the target has."""
@@ -85,14 +94,14 @@ class Intake:
 
     @contextmanager
     def accepted(
-        self, transaction: Transaction, memory: ChangeMemory | None, analyse: Callable[[], ResolvedMerge]
+        self, transaction: Transaction, memory: ChangeMemory | None, analyse: Callable[[DataFrame], ResolvedMerge]
     ) -> Iterator[DataFrame]:
         """Give the rows of the batch that can be merged, the others set aside, for the block.
 
         Args:
             transaction: The version that is read.
             memory: The remembered deletes, if the sink keeps any.
-            analyse: Gives the statement as it is resolved for `frame`.
+            analyse: Gives the statement as it is resolved for a frame: the batch with the columns of `frame`.
 
         Raises:
             QuarantineLimitError: Too many rows cannot be merged; nothing was written.
@@ -102,7 +111,9 @@ class Intake:
             batch = self.received
             counts: Mapping[str, Any] = {}
             if config.checks_rows:
-                resolved = analyse().analysed
+                # As it came: what has another type in the target is judged before it gets that.
+                judged_frame = ordered_batch(self.config, batch, schema, is_typed=False)[1]
+                resolved = analyse(judged_frame).analysed
                 special = resolved.once("special changes", lambda: special_changes(config, self.all_partial))
                 quarantine = Quarantine(
                     config=self.config,
@@ -112,29 +123,42 @@ class Intake:
                     name=self.name,
                     transaction=transaction,
                 )
-                judged = stack.enter_context(quarantine.accepted(batch, self.frame, resolved, special))
+                judged = stack.enter_context(quarantine.accepted(batch, judged_frame, resolved, special))
                 batch, self.num_quarantined_rows, counts = judged
                 self.num_rows = counts.get("rows")
             else:
                 special = special_changes(config, self.all_partial)
             if special and not counts:
-                batch = stack.enter_context(persisted(batch))
+                batch = stack.enter_context(materialized(batch))
                 counts = summary(batch.alias(config.source_alias), *special, F.count(F.lit(1)).alias("rows")).asDict()
                 self.num_rows = counts["rows"]
             if self.is_paired and batch is self.received:
                 # After a conflict rows are paired anew.
-                batch = stack.enter_context(persisted(batch))
+                batch = stack.enter_context(materialized(batch))
             if counts.get("truncates"):
-                truncates, batch = without_truncates(batch, config)
-                self.truncates = ordered_batch(self.config, truncates, schema)[1]
-            self.unset = counts.get("unset")
-            accepted = self.frame if batch is self.received else ordered_batch(self.config, batch, schema)[1]
+                self._truncates, batch = without_truncates(batch, config)
+            self._accepted, self._has_moves, self.unset = batch, bool(counts.get("moves")), counts.get("unset")
+            yield stack.enter_context(self.arranged(transaction, memory))
+
+    @contextmanager
+    def arranged(self, transaction: Transaction, memory: ChangeMemory | None) -> Iterator[DataFrame]:
+        """Give the accepted rows in terms of columns that the target has, for the block.
+
+        After a conflict the target may have other columns, and `arrange` and this give the same rows for these.
+        """
+        config, schema = self.config, StructType.fromJson(transaction.schema)
+        with ExitStack() as stack:
+            if self._truncates is not None:
+                self.truncates = ordered_batch(config, self._truncates, schema)[1]
+            batch = self._accepted
+            assert batch is not None
+            accepted = self.frame if batch is self.received else ordered_batch(config, batch, schema)[1]
             # Without tombstones nothing can wait for its row.
-            if counts.get("moves") and self.all_partial is not None and memory is not None:
-                described = with_moves(described_changes(accepted, config, self.all_partial), config)
+            if self._has_moves and self.all_partial is not None and memory is not None:
+                described = with_moves(described_changes(accepted, self.ordered, self.all_partial), self.ordered)
                 moves = find_moves(
                     described,
-                    config,
+                    self.ordered,
                     self.all_partial,
                     self.num_rows,
                     left=memory.left,

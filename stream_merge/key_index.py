@@ -1,9 +1,9 @@
 """Where each key is: a cache on the driver, so that a batch is looked up without reading the table.
 
-Keys are kept as 128-bit hashes with file and position, 24 bytes a row, sorted, in a few segments like a log-structured
-merge tree's; of a file, where the order of changes counts, the newest sequence. Rows that a deletion vector marks stay in until
-their file goes: whoever looks up subtracts the vector. Two keys of one hash would be taken for one; among a billion keys the
-chance of that is below 10^-20.
+Keys are kept as 128 bits with file and position, 24 bytes a row, sorted, in a few segments like a log-structured merge tree's;
+of a file, where the order of changes counts, the newest sequence. Rows that a deletion vector marks stay in until their file goes:
+whoever looks up subtracts the vector. The bits are the key itself where it is one number, else of a cryptographic hash, so that
+nobody can make two keys that are taken for one; among a billion keys the chance of it is below 10^-20.
 """
 
 from __future__ import annotations

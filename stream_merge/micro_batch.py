@@ -15,9 +15,11 @@ from stream_merge.batch_columns import check_columns, tell_left_out
 from stream_merge.batch_commit import BatchCommit
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS
+from stream_merge.bridge.materialized import materialized
+from stream_merge.bridge.merged_batches import MergedBatches
 from stream_merge.bridge.self_read import SelfRead, find_self_read
 from stream_merge.bridge.statement import ResolvedMerge, overwrite_operation
-from stream_merge.bridge.table import Table, create_table, open_table, table_exists
+from stream_merge.bridge.table import Table, create_table, future_table, open_table, table_exists
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.change_memory import ChangeMemory, recall
 from stream_merge.clauses import Action, Clause, When, find_clause_faults
@@ -29,15 +31,16 @@ from stream_merge.errors import ClauseError, CommitConflictError, ConfigError, T
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import DataFile, TableFiles
 from stream_merge.intake import Intake
+from stream_merge.log_stores import check_log_store
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, delta_name
 from stream_merge.ordered_target import prepare_target, prepared
-from stream_merge.partial_updates import COLUMN_SEQUENCES, reset_clause
+from stream_merge.partial_updates import has_column_sequences, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.source import Source, deletes
 from stream_merge.state import SinkState
 from stream_merge.statement import effective_clauses, quote
 from stream_merge.tombstones import DOMAIN, TombstoneState
-from stream_merge.transaction import BatchIdentity
+from stream_merge.transaction import BatchIdentity, called_once
 
 logger = logging.getLogger("stream_merge")
 
@@ -123,10 +126,50 @@ class MicroBatch:
             check_columns(self.frame, self.config)
             table = self._table()
             transaction = table.begin()
-            is_applied = self.identity is not None and self.identity.is_applied(transaction)
+            table_id = str(transaction.metadata["id"])
+            is_applied = self.identity is not None and self.identity.is_applied(transaction, self._last(table_id))
         steps.reached("after_open")
-        if is_applied:
-            return self._skip("the table holds this batch already")
+        run_id = self.query.run_id if self.query is not None else None
+        with called_once(self.config.target, table_id, self.identity, run_id):
+            if is_applied:
+                self._keep(table_id)
+                return self._skip("the table holds this batch already")
+            return self._run(clauses, table, transaction)
+
+    def _last(self, table_id: str) -> int | None:
+        """Return the last micro-batch that the table has got under the same application id, as far as that is known.
+
+        That this batch is not the next one after it is no sign of a loss: a function around the sink may leave micro-batches out,
+        and a router leaves them out for tables that have no rows in them.
+        """
+        app_id, of_table, batch_id = self.state.committed or ("", "", 0)
+        if self.identity is not None and (app_id, of_table) == (self.identity.app_id, table_id):
+            return batch_id
+        kept = self._kept(table_id)
+        return kept.last() if kept is not None else None
+
+    def _kept(self, table_id: str) -> MergedBatches | None:
+        """Return what the checkpoint keeps of the table: only where nothing but the user's word keeps other writers away."""
+        if self.identity is None or self.query is None or not self.config.single_writer:
+            return None
+        return MergedBatches.of(self.spark, self.query.checkpoint, self.identity.app_id, table_id)
+
+    def _keep(self, table_id: str) -> None:
+        """Remember that the table has the batch, here and in the checkpoint."""
+        if self.identity is None:
+            return
+        self.state.committed = (self.identity.app_id, table_id, self.identity.batch_id)
+        kept = self._kept(table_id)
+        if kept is None:
+            return
+        try:
+            kept.keep(self.identity.batch_id)
+        except JVM_ERRORS:
+            # The batch is in the table: that its note is missing must not make it look like a failure.
+            logger.warning("%s: committed, but the checkpoint could not take a note of it", self.name, exc_info=True)
+
+    def _run(self, clauses: tuple[Clause, ...], table: Table, transaction: Transaction) -> MergeResult:
+        """Merge the batch, which the table does not hold."""
         check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
         plan = self._plan(clauses, transaction)
         self_read = find_self_read(table, self.frame, self.query)
@@ -138,7 +181,7 @@ class MicroBatch:
         with self.timer.phase("open"):
             is_empty = self.is_created and transaction.version == 0
             names = [field["name"] for field in transaction.schema["fields"]]
-            self.had_registers = COLUMN_SEQUENCES in names and not is_empty
+            self.had_registers = has_column_sequences(transaction) and not is_empty
             tell_left_out(self.spark, self.config, clauses, self.frame.columns, names, self.state.left_out)
             transaction = prepare_target(self.config, self.frame, table, transaction)
             self.intake.arrange(transaction)
@@ -155,6 +198,9 @@ class MicroBatch:
                     f"{self.name}: the table has earlier micro-batches of this query, and is gone. It is not created anew, since "
                     "their rows would be missing: restore it, or begin with an empty table and a new checkpoint."
                 )
+            future = future_table(self.spark, config.target)
+            if future is not None:
+                self._check_log_store(future)
             like, properties = self._written(), config.table_properties
             if not self.is_complete:
                 like, properties = prepared(config, self.frame, like)
@@ -168,7 +214,16 @@ class MicroBatch:
             )
             self.is_created = True
             steps.reached("created")
-        return open_table(self.spark, config.target)
+        table = open_table(self.spark, config.target)
+        self._check_log_store(table)
+        return table
+
+    def _check_log_store(self, table: Table) -> None:
+        """Refuse a table whose commits other writers may overwrite; each is looked at once."""
+        if self.config.single_writer or table.root in self.state.checked_log_stores:
+            return
+        check_log_store(table.name, table.scheme, table.log_store, single_writer=False)
+        self.state.checked_log_stores.add(table.root)
 
     def _written(self) -> DataFrame:
         """Return the batch with the columns that are written."""
@@ -208,7 +263,7 @@ class MicroBatch:
         with ExitStack() as stack:
             with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
                 batch = stack.enter_context(
-                    intake.accepted(transaction, self.memory, lambda: self._analyse(clauses, transaction))
+                    intake.accepted(transaction, self.memory, lambda frame: self._analyse(clauses, transaction, frame))
                 )
                 resolved = self._resolve(clauses, transaction)
                 rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
@@ -227,8 +282,19 @@ class MicroBatch:
                 before, earlier = transaction, self.memory
                 with self.timer.phase("open"):
                     transaction = table.begin()
-                    self.memory = self._recall(table, transaction)
+                    if self.commit.is_applied(transaction):
+                        version = None
+                        break
                     folded = intake.partial
+                    is_rearranged = intake.depends_on_columns and before.schema != transaction.schema
+                    if is_rearranged:
+                        # Another sink may have added its columns, which this one has to keep as well.
+                        self.had_registers = has_column_sequences(transaction)
+                        intake.arrange(transaction)
+                        clauses = checked_clauses(intake.ordered)
+                    self.memory = self._recall(table, transaction)
+                    if is_rearranged:
+                        batch = stack.enter_context(intake.arranged(transaction, self.memory))
                     intake.narrow(self.memory)
                     resolved = self._resolve(clauses, transaction)
                 is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
@@ -236,17 +302,23 @@ class MicroBatch:
                     check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
-                is_refolded = intake.is_paired or intake.partial != folded
+                is_refolded = intake.is_paired or is_rearranged or intake.partial != folded
                 is_same = is_same and not is_refolded
-                if self.memory and earlier and (is_refolded or earlier.has_moved or not self.memory.take_over(earlier)):
+                if is_rearranged or not self._takes_over(earlier, is_refolded=is_refolded):
                     # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others, a
                     # table of whole rows may have got others, and of equal rows without a key others may be left.
-                    if is_refolded or earlier.has_moved:
+                    if is_refolded or (earlier is not None and earlier.has_moved):
                         rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
                     source = stack.enter_context(intake.measured(rows, resolved, transaction, self.memory))
                     is_same = False
                 written = staged.reusable if is_same else None
-        return self._committed(plan, version, counts, resolved, staged.locator)
+        return self._committed(plan, version, counts, resolved, staged.locator, str(transaction.metadata["id"]))
+
+    def _takes_over(self, earlier: ChangeMemory | None, *, is_refolded: bool) -> bool:
+        """Return whether what was found with the deletes of the earlier version holds with those of this one."""
+        if self.memory is None or earlier is None:
+            return True
+        return not is_refolded and not earlier.has_moved and self.memory.take_over(earlier)
 
     def _resolve(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
         """Return the resolved statement; after a TRUNCATE it deletes the rows that are older."""
@@ -278,9 +350,12 @@ class MicroBatch:
             reach=self.state.reach,
         )
 
-    def _analyse(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
+    def _analyse(
+        self, clauses: tuple[Clause, ...], transaction: Transaction, frame: DataFrame | None = None
+    ) -> ResolvedMerge:
         intake = self.intake
-        return self.state.resolve(intake.frame, transaction, intake.ordered, clauses, intake.partial)
+        batch = intake.frame if frame is None else frame
+        return self.state.resolve(batch, transaction, intake.ordered, clauses, intake.partial)
 
     def _evaluated(
         self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction
@@ -386,7 +461,7 @@ class MicroBatch:
         query_id = self.query.query_id if self.query else ""
         batch_id = self.identity.batch_id if self.identity else 0
         names = [delta_name(name) for name in COUNTERS]
-        with sessions.persisted(self._written()) as batch:
+        with materialized(self._written()) as batch:
             while True:
                 with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: overwrite"):
                     if self_read.is_read:
@@ -400,7 +475,10 @@ class MicroBatch:
                 if is_settled:
                     break
                 transaction = table.begin()
-        return self._committed(plan, version, counts, None, None)
+                if self.commit.is_applied(transaction):
+                    version = None
+                    break
+        return self._committed(plan, version, counts, None, None, str(transaction.metadata["id"]))
 
     def _counts(self, staged: Staged, num_source_rows: int) -> dict[str, int]:
         num_quarantined = self.intake.num_quarantined_rows
@@ -413,10 +491,12 @@ class MicroBatch:
         counts: dict[str, int],
         resolved: ResolvedMerge | None,
         locator: str | None,
+        table_id: str,
     ) -> MergeResult:
         """Clean up, and tell Spark and the log what happened."""
         if self.identity is not None:
             self.state.app_id = self.identity.app_id
+            self._keep(table_id)
             if version is None:
                 return self.commit.result(None, "another process committed this batch", None, {}, skipped=True)
         try:

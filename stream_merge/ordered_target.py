@@ -8,14 +8,16 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import AtomicType, DataType, NullType, StringType, StructType
 
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.config import SinkConfig
+from stream_merge.exact_values import exactly_typed
 from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct
 from stream_merge.rows_without_key import ROW_ID, with_row_ids
-from stream_merge.sequence import SEQUENCE, stored_in, with_sequence
+from stream_merge.sequence import SEQUENCE, in_type_of_target, stored_in, with_sequence
+from stream_merge.statement import quote
 from stream_merge.steps import reached
 
 logger = logging.getLogger("stream_merge")
@@ -85,7 +87,7 @@ def prepared(config: SinkConfig, batch: DataFrame, written: DataFrame) -> tuple[
 
 
 def ordered_batch(
-    config: SinkConfig, batch: DataFrame, schema: StructType
+    config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: bool = True
 ) -> tuple[SinkConfig, DataFrame, PartialUpdates | None]:
     """Return the sink in terms of columns that batch and target have, the batch with these columns, and how changes set them.
 
@@ -95,10 +97,17 @@ def ordered_batch(
         config: The sink as the user configured it.
         batch: The batch as it arrived.
         schema: The target's.
+        is_typed: Whether keys and sequence get the types that the target has, with an error where that changes them. A quarantine
+            looks at the batch before.
+
+    Raises:
+        SchemaMismatchError: The sequence has another order in the target's type.
     """
     if config.before is not None:
         return *with_row_ids(config, batch, schema), None
     config, batch = _with_sequence(config, batch, schema)
+    if is_typed and config.keeps_order:
+        batch = _typed_as_in_target(config, batch, schema)
     if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
         return config, batch, None
     if config.columns or config.except_columns:
@@ -116,6 +125,34 @@ def ordered_batch(
         if config.columns:
             config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
     return config, batch, partial
+
+
+def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
+    """Return the batch with the types of the target's keys and sequence, so that all of a merge compares the same values.
+
+    Keys that only the cast makes equal ('1' and '01' in an INT) are one key then, inside the batch and among the deletes.
+    """
+    in_target = {field.name.lower(): field.dataType for field in schema.fields}
+    given = {field.name.lower(): field for field in batch.schema.fields}
+    typed = {}
+    for name in config.sequence_columns:
+        field, kept = given.get(name.lower()), in_target.get(name.lower())
+        if field is not None and kept is not None and field.name != SEQUENCE and field.dataType != kept:
+            typed[field.name] = in_type_of_target(F.col(quote(field.name)), field.name, field.dataType, kept)
+    for name in config.keys:
+        field, kept = given.get(name.lower()), in_target.get(name.lower())
+        if field is None or kept is None or field.dataType == kept or field.name in typed:
+            continue
+        # The text of a number is another one for each number.
+        if _is_plain(field.dataType) and _is_plain(kept) and not isinstance(kept, StringType):
+            typed[field.name] = exactly_typed(F.col(quote(field.name)), field.name, field.dataType, kept)
+    if not typed:
+        return batch
+    return batch.select(*[typed[n].alias(n) if n in typed else F.col(quote(n)) for n in batch.columns])
+
+
+def _is_plain(data_type: DataType) -> bool:
+    return isinstance(data_type, AtomicType) and not isinstance(data_type, NullType)
 
 
 def _with_sequence(config: SinkConfig, batch: DataFrame, schema: StructType) -> tuple[SinkConfig, DataFrame]:

@@ -1,8 +1,9 @@
-"""The Maven coordinate of Delta Lake that fits the installed pyspark and delta-spark."""
+"""What a Spark session is given: the Maven coordinate of Delta Lake, and the jar of this library's LogStore for S3."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
 
 
 def delta_package(spark_version: str | None = None, delta_version: str | None = None) -> str:
@@ -22,6 +23,15 @@ def delta_package(spark_version: str | None = None, delta_version: str | None = 
     if _major_minor(delta) < (4, 1):
         return f"io.delta:delta-spark_2.13:{delta}"
     return "io.delta:delta-spark_{}.{}_2.13:{}".format(*_major_minor(spark), delta)
+
+
+def log_store_jar() -> str:
+    """Return the path of a jar for `spark.jars`, with which several drivers can write to one table on S3.
+
+    It has the class `streammerge.ConditionalCreateLogStore` for `spark.delta.logStore.s3a.impl`. It needs Hadoop's S3 client of
+    version 3.5 or newer, as Spark 4.2 has it, and a store that knows the header `If-None-Match`.
+    """
+    return str(Path(__file__).parent / "storage" / "log-store.jar")
 
 
 def _major_minor(text: str) -> tuple[int, int]:

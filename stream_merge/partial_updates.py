@@ -25,9 +25,12 @@ from stream_merge.statement import quote
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
+    from stream_merge.bridge.transaction import Transaction
+
 COLUMN_SEQUENCES = RESERVED_PREFIX + "column_sequences"
 """The column that the sink adds to the target: name of a column to the sequence of its value, for the columns whose value is
 older than the row; NULL for the sequence of a column that no change has set. NULL where all columns are as new as the row."""
+
 
 UNSET = RESERVED_PREFIX + "unset"
 """Names, in lower case, of the columns that a change leaves alone."""
@@ -47,6 +50,11 @@ IS_OUTDATED = RESERVED_PREFIX + "is_outdated"
 
 IS_UNRESOLVED = RESERVED_PREFIX + "is_unresolved"
 """Whether the batch has no value for a column that a change did not send."""
+
+
+def has_column_sequences(transaction: Transaction) -> bool:
+    """Whether the target has the column for the sequences of single columns."""
+    return any(field["name"] == COLUMN_SEQUENCES for field in transaction.schema["fields"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,22 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
 from stream_merge.bridge.jvm import JVM_ERRORS, conflict_name, translate
-from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.materialized import materialized
+from stream_merge.bridge.sessions import summary
 from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedMerge
-from stream_merge.bridge.table import create_table, location, open_table, sql_name, table_exists
+from stream_merge.bridge.table import (
+    create_table,
+    location,
+    open_table,
+    present_or_future_table,
+    sql_name,
+    table_exists,
+)
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.config import SinkConfig
 from stream_merge.debezium.settings import CHANGE_COL
 from stream_merge.errors import CommitConflictError, QuarantineLimitError
+from stream_merge.log_stores import check_log_store
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rejection import Check, Checks
 from stream_merge.row_text import row_as_json
@@ -119,7 +128,7 @@ class Quarantine:
             yield batch, 0, {}
             return
         rows = resolved.source(batch.select("*", *judgement.missing)).alias(self.config.source_alias)
-        with persisted(rows.select(*judgement.columns, judgement.reasons)) as judged:
+        with materialized(rows.select(*judgement.columns, judgement.reasons)) as judged:
             num_rejected, counts = self._check_limit(judged, judgement, special)
             if num_rejected:
                 self._set_aside(judged.where(judgement.is_rejected), batch.schema, num_rejected)
@@ -210,6 +219,9 @@ class Quarantine:
 
     def _append(self, described: DataFrame) -> None:
         spark = described.sparkSession
+        table = present_or_future_table(spark, self.table)
+        if table is not None:
+            check_log_store(self.table, table.scheme, table.log_store, single_writer=self.config.single_writer)
         if not table_exists(spark, self.table):
             create_table(spark, self.table, described, partition_by=(), cluster_by=(), properties={})
         is_recorded = self._is_recorded(spark)

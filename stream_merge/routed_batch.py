@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.self_read import find_self_read
 from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.bridge.table import open_table, table_root
-from stream_merge.context import batch_identity, output_mode
+from stream_merge.context import batch_identity, begun_again, output_mode
 from stream_merge.errors import ConfigError, RouterError, TargetNotFoundError, UnknownSourceError, describe_sources
 from stream_merge.metrics import MergeResult
 from stream_merge.router import RouterConfig
@@ -82,15 +83,26 @@ def run_routed_batch(
     with state.lock:
         spark = state.sessions.session_for(session)
     with sessions.active(spark):
-        try:
-            received = sessions.moved(batch, spark)
-            with _named(received, config) as rows:
-                routed = RoutedBatch(
-                    config=config, state=state, received=received, rows=rows, query=query, batch_id=batch_id
-                )
-                return routed.run()
-        except JVM_ERRORS as error:
-            raise translate(error) from error
+        received = sessions.moved(batch, spark)
+        finished: dict[int, MergeResult] = {}
+
+        def merge() -> dict[str, MergeResult]:
+            try:
+                with _named(received, config) as rows:
+                    routed = RoutedBatch(
+                        config=config,
+                        state=state,
+                        received=received,
+                        rows=rows,
+                        query=query,
+                        batch_id=batch_id,
+                        finished=finished,
+                    )
+                    return routed.run()
+            except JVM_ERRORS as error:
+                raise translate(error) from error
+
+        return begun_again(merge, "router")
 
 
 @contextmanager
@@ -101,7 +113,7 @@ def _named(batch: DataFrame, config: RouterConfig) -> Iterator[DataFrame]:
     by = config.by
     if isinstance(by, str):
         by = F.col(quote(by)) if by in batch.columns else F.expr(by)
-    with sessions.persisted(batch.select("*", by.cast("string").alias(SOURCE_NAME))) as rows:
+    with materialized(batch.select("*", by.cast("string").alias(SOURCE_NAME))) as rows:
         yield rows
 
 
@@ -116,6 +128,8 @@ class RoutedBatch:
         rows: The evaluated batch, with the name of each row's source.
         query: The running query, or None.
         batch_id: The micro-batch's number; None outside a stream.
+        finished: What came of the tables that have the batch already, by the id of their sink's object: where rows of the batch are
+            lost, it begins again for the others.
     """
 
     config: RouterConfig
@@ -124,6 +138,7 @@ class RoutedBatch:
     rows: DataFrame
     query: sessions.RunningQuery | None
     batch_id: int | None
+    finished: dict[int, MergeResult]
 
     @property
     def spark(self) -> SparkSession:
@@ -233,6 +248,8 @@ class RoutedBatch:
 
     def _merging(self, route: Route) -> Callable[[], MergeResult | None]:
         def merge() -> MergeResult | None:
+            if id(route.sink) in self.finished:
+                return self.finished[id(route.sink)]
             with sessions.active(self.spark):
                 try:
                     rows = self._rows_of(route)
@@ -241,8 +258,11 @@ class RoutedBatch:
                 if rows is None:
                     return None
                 if self.batch_id is None:
-                    return route.sink.merge(rows)
-                return route.sink.merge_micro_batch(rows, self.batch_id, self.query)
+                    result = route.sink.merge(rows)
+                else:
+                    result = route.sink.merge_micro_batch(rows, self.batch_id, self.query)
+                self.finished[id(route.sink)] = result
+                return result
 
         return merge
 

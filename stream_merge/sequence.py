@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, MapType, VariantType
+from pyspark.sql.types import AtomicType, DataType, MapType, NullType, StringType, StructType, VariantType
 
 from stream_merge.bridge.statement import RESERVED_PREFIX, Once
 from stream_merge.clauses import Expression
 from stream_merge.config import SinkConfig
+from stream_merge.errors import SchemaMismatchError
+from stream_merge.exact_values import exactly_typed
 from stream_merge.statement import column_of, quote
 
 SEQUENCE = RESERVED_PREFIX + "sequence"
@@ -56,9 +58,46 @@ def with_sequence(
         else:
             value = F.expr(part)
         fields.append(value.alias(f"s{number}"))
+    named = batch.alias(source_alias)
     sequence = F.struct(*fields)
-    typed = sequence if target_type is None else sequence.cast(target_type)
-    return batch.alias(source_alias).select("*", typed.alias(SEQUENCE))
+    if isinstance(target_type, StructType) and len(target_type) == len(fields):
+        given = named.select(sequence.alias(SEQUENCE)).schema[SEQUENCE].dataType
+        assert isinstance(given, StructType)
+        typed = [
+            in_type_of_target(value, f"sequence_by ({part})", own.dataType, kept.dataType).alias(f"s{number}")
+            for number, (value, part, own, kept) in enumerate(
+                zip(fields, parts, given.fields, target_type.fields, strict=True)
+            )
+        ]
+        sequence = F.struct(*typed)
+    if target_type is not None:
+        sequence = sequence.cast(target_type)
+    return named.select("*", sequence.alias(SEQUENCE))
+
+
+def in_type_of_target(value: Column, name: str, given: DataType, kept: DataType) -> Column:
+    """Return a sequence in the type that the target keeps, which decides everywhere: between changes, rows and deletes.
+
+    Args:
+        value: The sequence, or a part of it.
+        name: How messages name it.
+        given: The type that it has in the batch.
+        kept: The type that it has in the target.
+
+    Raises:
+        SchemaMismatchError: The target keeps text, which is in another order than what the batch has.
+    """
+    if given == kept or isinstance(given, NullType):
+        return value
+    if isinstance(kept, StringType) and not isinstance(given, StringType):
+        raise SchemaMismatchError(
+            f"{name} is {given.simpleString().upper()} in the batch and {kept.simpleString().upper()} in the target, where it has "
+            "another order: as text, 9 comes after 10. Cast it to STRING in the source if its text is in order, or give the "
+            "target's column the source's type"
+        )
+    if not isinstance(given, AtomicType) or not isinstance(kept, AtomicType):
+        return value
+    return exactly_typed(value, name, given, kept)
 
 
 def newest_changes(batch: DataFrame, config: SinkConfig, written: Collection[str], once: Once) -> DataFrame:

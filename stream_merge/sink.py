@@ -50,6 +50,7 @@ def merge_sink(
     tombstone_retention: timedelta = DEFAULT_TOMBSTONE_RETENTION,
     check_cardinality: bool = True,
     skip_unchanged: bool = False,
+    single_writer: bool = False,
     quarantine: str | None = None,
     error_column: Expression | None = None,
     expect: Mapping[str, Expression] | None = None,
@@ -120,6 +121,9 @@ def merge_sink(
             written again, its file is not touched for it, and the change feed does not show it. Counted in
             `num_unchanged_rows`. Every column that an update assigns is read from the files that can hold a match, and the
             index of keys is not used. Needs `check_cardinality`; nothing to do in output mode Complete.
+        single_writer: Whether no other process ever writes to the table, or to the quarantine. Without it a table is refused whose
+            LogStore lets writers overwrite each other's commits, as Delta's default does on S3. With it the checkpoint keeps which
+            batch each table got last, and the query stops with `CommitLostError` when the table does not know it.
         quarantine: Path or name of a Delta table that takes the rows that cannot be merged, with the reason; created when
             missing. Several sinks may share one. Besides the rows that the next three options and `null_keys` name it takes
             those of which a value cannot be converted to its target column's type, or is NULL where the target demands NOT
@@ -177,6 +181,7 @@ def merge_sink(
             tombstone_retention=tombstone_retention,
             check_cardinality=check_cardinality,
             skip_unchanged=skip_unchanged,
+            single_writer=single_writer,
             quarantine=quarantine,
             error_column=error_column,
             expect=dict(expect or {}),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
+from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.bridge.statement import SOURCE_ID, KeyPair, Once, ResolvedMerge
 from stream_merge.config import SinkConfig
@@ -39,6 +40,9 @@ MAX_UNSHUFFLED_ROWS = 20_000
 MAX_TRACKED_VALUES = 100
 """Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
 
+
+FIRST_PLAIN_MICROS = -2_208_988_800_000_000
+"""The beginning of 1900, in microseconds since the epoch."""
 
 SPECIAL = ("truncates", "moves", "unset")
 """The names of `special_changes`."""
@@ -196,7 +200,7 @@ def evaluated(
         changes = folded_changes(batch, config, written, partial, once)
     elif config.sequence_by:
         changes = newest_changes(batch, config, written, once)
-    with persisted(changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))) as rows:
+    with materialized(changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))) as rows:
         yield rows
 
 
@@ -346,7 +350,9 @@ class _Measure:
         bounds = {}
         for number, pair in enumerate(self._pairs):
             values = known.get(f"values_{number}")
-            few = frozenset(values) if values is not None and len(values) <= MAX_PARTITION_VALUES else None
+            few = None
+            if values is not None and len(values) <= MAX_PARTITION_VALUES and _are_plain(values, pair.type_name):
+                few = frozenset(comparable(value, pair.type_name) for value in values)
             bounds[pair] = (known[f"low_{number}"], known[f"high_{number}"], known[f"nulls_{number}"], few)
         counts = {}
         if self.config.sequence_by:
@@ -363,6 +369,11 @@ class _Measure:
             num_unresolved=known.get("unresolved", 0),
             counts=counts,
         )
+
+
+def _are_plain(values: Collection[Any], type_name: str) -> bool:
+    """Whether the way from Spark and back gives the same values: before 1900 Java's calendar is another one than Spark's."""
+    return type_name != "timestamp" or all(FIRST_PLAIN_MICROS <= value <= LAST_MICROS for value in values)
 
 
 _COUNTS_OF_ORDER = {"superseded_rows": "superseded", "tied_keys": "tied", "undecidable_rows": "undecidable"}
@@ -387,7 +398,9 @@ def _aggregates(
             F.count(F.when(value.isNull(), 1)).alias(f"nulls_{number}"),
         ]
         if pair.target.lower() in partitions:
-            aggregates.append(F.slice(F.collect_set(value), 1, MAX_PARTITION_VALUES + 1).alias(f"values_{number}"))
+            # A datetime would be ambiguous in the hour in which clocks are put back.
+            told = F.unix_micros(value) if pair.type_name == "timestamp" else value
+            aggregates.append(F.slice(F.collect_set(told), 1, MAX_PARTITION_VALUES + 1).alias(f"values_{number}"))
     if independence is not None:
         depends, is_written = independence
         aggregates += [F.count(F.when(depends, 1)).alias("dependent"), F.count(F.when(is_written, 1)).alias("written")]

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge import sessions
-from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_time_dependent, qualified_sql
+from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_stable, qualified_sql
 from stream_merge.bridge.sessions import settings_fingerprint
 from stream_merge.bridge.statement import ResolvedMerge, analyse
 from stream_merge.bridge.table import sql_name
@@ -39,17 +39,21 @@ class SinkState:
     Attributes:
         lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
         app_id: Under which application id the last micro-batch was committed.
+        committed: That micro-batch, with the application id and Delta's id of the table before it.
         had_newer_rows: Whether rows of the target were newer than their changes in the last batch.
         left_out: The sets of columns that the target lacks and that were looked at already.
         reach: Which remembered deletes changes could be older than in the last batch.
+        checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
         cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
     """
 
     lock: Any = field(default_factory=RLock)
     app_id: str | None = None
+    committed: tuple[str, str, int] | None = None
     had_newer_rows: bool = False
     left_out: set[frozenset[str]] = field(default_factory=set)
     reach: Reach = field(default_factory=Reach)
+    checked_log_stores: set[str] = field(default_factory=set)
     cleaned_ms: int = 0
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
@@ -121,7 +125,9 @@ class SinkState:
             resolved = with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
         if partial is not None:
             resolved = resolved.with_clauses(partial_clauses(resolved, config, partial))
-        if not is_time_dependent(statement + transaction.metadata["schemaString"]):
+        in_target = [field["name"] for field in transaction.schema["fields"]]
+        sides = (config.source_alias, batch.columns), (config.target_alias, in_target)
+        if is_stable(spark, statement, *sides, transaction.schema):
             self._resolved[key] = resolved
             while len(self._resolved) > MAX_RESOLVED:
                 self._resolved.popitem(last=False)

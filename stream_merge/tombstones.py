@@ -12,12 +12,14 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
+from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
 from stream_merge.bridge.table import Table
@@ -43,6 +45,9 @@ KEPT_MS = 7 * 24 * 3600 * 1000
 
 CLEANED_EVERY_MS = 24 * 3600 * 1000
 """How often a sink looks for what killed attempts left behind, the first time after its first batch."""
+
+_AS_JSON = {**EXACT_TIMES, "timeZone": "UTC"}
+"""In UTC, since the pattern has no seconds of an offset, which most zones had until they took a standard time."""
 
 _FORMAT = 1
 _LACKS = "size(moved.unset) > 0"
@@ -158,7 +163,7 @@ class TombstoneState:
 
 def _highest() -> Column:
     """Return the highest sequence of tombstones as JSON."""
-    return F.to_json(F.max("sequence"), EXACT_TIMES)
+    return F.to_json(F.max("sequence"), _AS_JSON)
 
 
 def _names(names: list[str] | tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -257,7 +262,7 @@ class Tombstones:
     def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
         """Return, for each file, whether changes of which this is the lowest sequence may be older than a tombstone in it."""
         highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
-        all_highest = F.from_json(highest, ArrayType(self.sequence_type), EXACT_TIMES)
+        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
         return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
 
     def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
@@ -268,7 +273,7 @@ class Tombstones:
 
     def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
         """Return the highest sequence that `write` writes for the source's rows, as JSON."""
-        return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), EXACT_TIMES)
+        return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), _AS_JSON)
 
     def is_undecidable(self, state: TombstoneState) -> Column:
         """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
@@ -278,7 +283,7 @@ class Tombstones:
 
     def column_of(self, sequence: str) -> Column:
         """Return a sequence that the state holds as JSON."""
-        return F.from_json(F.lit(sequence), self.sequence_type, EXACT_TIMES)
+        return F.from_json(F.lit(sequence), self.sequence_type, _AS_JSON)
 
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
         """Return whether a target row is older than a sequence that is given as JSON."""
@@ -384,8 +389,32 @@ class Tombstones:
         plain = [file for file in files if not file.num_moved]
         if not paths:
             return self.read(plain)
-        rows = self._reader.option("mergeSchema", "true").parquet(*paths)
+        rows = (
+            self._reader.option("mergeSchema", "true").parquet(*paths)
+            if self._has_one_schema(paths)
+            else self._united(paths)
+        )
         return rows.unionByName(self.read(plain), allowMissingColumns=True) if plain else rows
+
+    def _has_one_schema(self, paths: Sequence[str]) -> bool:
+        try:
+            self._reader.option("mergeSchema", "true").parquet(*paths)
+        except JVM_ERRORS as error:
+            if "CANNOT_MERGE" not in str(error):
+                raise
+            return False
+        return True
+
+    def _united(self, paths: Sequence[str]) -> DataFrame:
+        """Return tombstones that hold values, of files from before and after a column's type was widened."""
+        frames = [self._reader.parquet(path) for path in paths]
+        typed = [
+            frame.withColumns(
+                {f.name: F.col(f.name).cast(f.dataType) for f in self._schema() if f.name in frame.columns}
+            )
+            for frame in frames
+        ]
+        return reduce(_with_all_columns, typed)
 
     def _merge(self, rows: DataFrame) -> TombstoneFile | None:
         """Write the newest tombstone of each key to one file, and all that hold values."""
@@ -433,3 +462,7 @@ class Tombstones:
             path = f"{FOLDER}/{name}"
             if name not in named and self.table.modified_ms(path) < now_ms - KEPT_MS:
                 self.table.delete(path)
+
+
+def _with_all_columns(one: DataFrame, other: DataFrame) -> DataFrame:
+    return one.unionByName(other, allowMissingColumns=True)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stream_merge.bridge.jvm import conflict_name
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.errors import BatchIdRegressionError, CommitStateUnknownError
+from stream_merge.errors import (
+    BatchIdRegressionError,
+    CommitLostError,
+    CommitStateUnknownError,
+    ConfigError,
+    UnsupportedTableError,
+)
 
 MAX_BACKOFF_SECONDS = 5.0
 
@@ -39,14 +49,31 @@ class BatchIdentity:
         planned = {} if self.planned_ms is None else {self._planned_app_id: self.planned_ms}
         return {self.app_id: self.batch_id} | planned
 
-    def is_applied(self, transaction: Transaction) -> bool:
+    def is_applied(self, transaction: Transaction, last_committed: int | None = None) -> bool:
         """Return whether the table holds this batch.
+
+        Args:
+            transaction: The version that is read.
+            last_committed: The last batch that is known to have been committed to the table under this application id, if any.
 
         Raises:
             BatchIdRegressionError: The table holds a later batch, or another one of this number.
+            CommitLostError: It does not hold the last one that was committed.
         """
         recorded = transaction.last_batches(list(self.set_transactions()))
         last = recorded.get(self.app_id)
+        if last_committed is not None and (last is None or last < last_committed):
+            raise CommitLostError(
+                f"{transaction.table.name}: a commit was overwritten. Batch {last_committed} of application {self.app_id!r} was "
+                f"committed, and the table at version {transaction.version} knows of "
+                f"{'none' if last is None else f'none after batch {last}'}. Another writer has written the same version, as it may "
+                "where the table's LogStore does not exclude it (S3 with Delta's default), or the table was replaced by an older "
+                "copy. Let one driver write alone, or set a LogStore that serves several, then begin anew with a checkpoint from "
+                "before the lost batch. If the table may do without it, delete the folder stream_merge in the checkpoint, and "
+                "start the query again"
+            )
+        if last is None:
+            self._check_retention(transaction)
         if last is None or last < self.batch_id:
             return False
         planned = recorded.get(self._planned_app_id)
@@ -54,6 +81,66 @@ class BatchIdentity:
         if last == self.batch_id and is_replay:
             return True
         raise BatchIdRegressionError(self.app_id, self.batch_id, last)
+
+    def _check_retention(self, transaction: Transaction) -> None:
+        """Refuse a batch whose record the table may have forgotten: one that was planned longer ago than it keeps records.
+
+        Raises:
+            UnsupportedTableError: The table cannot tell whether it holds the batch.
+        """
+        retention_ms = transaction.record_retention_ms
+        if retention_ms is None or self.planned_ms is None:
+            return
+        if time.time_ns() // 1_000_000 - self.planned_ms >= retention_ms:
+            raise UnsupportedTableError(
+                f"{transaction.table.name}: batch {self.batch_id} of application {self.app_id!r} was planned longer ago than "
+                "delta.setTransactionRetentionDuration, after which the table forgets what it holds. It may hold the batch: look "
+                "in DESCRIBE HISTORY whether a MERGE was committed since. Then unset the property, and start the query again, with "
+                "a new checkpoint if it was"
+            )
+
+
+_MAX_CALLS = 10_000
+_lock = threading.Lock()
+_calls: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+"""Application id and table to the run of a query and the micro-batch that it has called a sink for last, in this process."""
+
+
+@contextmanager
+def called_once(target: str, table_id: str, identity: BatchIdentity | None, run_id: str | None) -> Iterator[None]:
+    """Refuse a second call for a table in one micro-batch, whose rows would be taken for a replay, and lost.
+
+    A replay comes in another run of the query. A call that raised does not count: it may be tried again.
+
+    Args:
+        target: The table, as messages name it.
+        table_id: Delta's id of it.
+        identity: Under which ids the batch is recorded; None outside a stream.
+        run_id: The run of the query; None where no query is known.
+
+    Raises:
+        ConfigError: Another call for the table has ended in this micro-batch.
+    """
+    if identity is None or run_id is None:
+        yield
+        return
+    key, call = (identity.app_id, table_id), (run_id, identity.batch_id)
+    with _lock:
+        is_second = _calls.get(key) == call
+    if is_second:
+        raise ConfigError(
+            [
+                f"{target}: batch {identity.batch_id} is merged a second time by the same query. The table records one merge for "
+                "each batch and app_id, so that the rows of this call would be left out as a replay. Give each sink of the table "
+                "an app_id of its own, which must stay the same for ever, or put the rows of both calls into one frame"
+            ]
+        )
+    yield
+    with _lock:
+        _calls[key] = call
+        _calls.move_to_end(key)
+        while len(_calls) > _MAX_CALLS:
+            _calls.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

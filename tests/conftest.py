@@ -202,6 +202,20 @@ def create_table(spark: SparkSession, tmp_path: Path, append_rows: Callable[...,
     return create
 
 
+SINGLE_DRIVER = "io.delta.storage.S3SingleDriverLogStore"
+
+
+@pytest.fixture
+def single_driver_log_store(spark: SparkSession) -> Iterator[str]:
+    """Let Delta use its default LogStore of S3 for files, too, in tables that are new to it; return the class."""
+    conf, name = spark._jsc.sc().conf(), "spark.delta.logStore.file.impl"
+    conf.set(name, SINGLE_DRIVER)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    yield SINGLE_DRIVER
+    conf.remove(name)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
 @pytest.fixture
 def read_rows(spark: SparkSession) -> Callable[..., list[Row]]:
     """Return a function that gives a table's rows, as of a version if one is given, sorted by their text."""

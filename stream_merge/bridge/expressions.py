@@ -3,15 +3,147 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from pyspark.sql import Column, SparkSession
 
-from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class, scala_object, translate
+from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class, optional, scala_object, translate
 from stream_merge.clauses import Expression
 
-# Analysis turns these into literals of the moment, so that a statement with one must be analysed for every batch.
-_CURRENT = re.compile(r"current_|\bnow\b|curdate|localtimestamp|\brand|uuid|\bsession_user\b|\buser\b", re.IGNORECASE)
+_STABLE_NODES = frozenset(
+    {
+        "Add",
+        "And",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "BitwiseXor",
+        "CaseWhen",
+        "DeleteAction",
+        "Divide",
+        "EqualNullSafe",
+        "EqualTo",
+        "GreaterThan",
+        "GreaterThanOrEqual",
+        "In",
+        "InsertAction",
+        "InsertStarAction",
+        "IntegralDivide",
+        "IsNotNull",
+        "IsNull",
+        "LambdaFunction",
+        "LessThan",
+        "LessThanOrEqual",
+        "Like",
+        "Multiply",
+        "Not",
+        "Or",
+        "Remainder",
+        "Subtract",
+        "UnaryMinus",
+        "UnaryPositive",
+        "UnresolvedExtractValue",
+        "UnresolvedNamedLambdaVariable",
+        "UnresolvedStar",
+        "UpdateAction",
+        "UpdateStarAction",
+    }
+)
+"""Expressions, as the parser names them, that mean the same in every moment."""
+
+_STABLE_FUNCTIONS = frozenset(
+    {
+        "abs",
+        "array",
+        "array_contains",
+        "array_distinct",
+        "array_size",
+        "between",
+        "bigint",
+        "boolean",
+        "bround",
+        "btrim",
+        "ceil",
+        "ceiling",
+        "char_length",
+        "coalesce",
+        "concat",
+        "concat_ws",
+        "contains",
+        "crc32",
+        "decimal",
+        "double",
+        "element_at",
+        "endswith",
+        "exists",
+        "filter",
+        "float",
+        "floor",
+        "from_json",
+        "get_json_object",
+        "greatest",
+        "hash",
+        "hex",
+        "if",
+        "ifnull",
+        "int",
+        "isnotnull",
+        "isnull",
+        "lcase",
+        "least",
+        "left",
+        "length",
+        "lower",
+        "lpad",
+        "ltrim",
+        "map",
+        "map_keys",
+        "map_values",
+        "md5",
+        "mod",
+        "named_struct",
+        "nullif",
+        "nvl",
+        "nvl2",
+        "pmod",
+        "position",
+        "power",
+        "regexp_extract",
+        "regexp_replace",
+        "replace",
+        "right",
+        "round",
+        "rpad",
+        "rtrim",
+        "sha2",
+        "sign",
+        "size",
+        "smallint",
+        "split",
+        "startswith",
+        "string",
+        "struct",
+        "substr",
+        "substring",
+        "tinyint",
+        "to_json",
+        "transform",
+        "translate",
+        "trim",
+        "ucase",
+        "unbase64",
+        "unhex",
+        "upper",
+        "when",
+        "xxhash64",
+    }
+)
+"""Functions of Spark's own whose value depends on nothing but their arguments."""
+
+_MOMENTS = ("DateType", "TimestampType", "TimestampNTZType", "TimeType")
+_WRITTEN_OUT = re.compile(r"\s*\w+\s*['\"]\s*[+-]?\d")
 
 
 def expression_sql(spark: SparkSession, expression: Expression) -> str:
@@ -72,9 +204,102 @@ def column_name_parts(spark: SparkSession, name: str) -> list[str]:
         raise translate(error) from error
 
 
-def is_time_dependent(text: str) -> bool:
-    """Whether analysis of the text may give something else in another moment."""
-    return bool(_CURRENT.search(text))
+def is_stable(
+    spark: SparkSession, statement: str, source: Relation, target: Relation, schema: Mapping[str, Any]
+) -> bool:
+    """Whether the analysis of a MERGE is proved to give the same at every moment, so that it can be kept for other batches.
+
+    The parser and the analysis turn whatever asks for the time, the user or chance into literals, in more forms than any list
+    has. So this takes an allow-list: names must be those of columns, and all else an expression or a function that is known.
+
+    Args:
+        spark: The session that analyses.
+        statement: The statement.
+        source: The source's alias and columns.
+        target: The target's alias and columns.
+        schema: The target's schema, whose columns may have defaults and be generated.
+    """
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    is_exact = str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    of_source, of_target, of_both = (
+        _Proof.of(relations, is_exact=is_exact) for relations in ([source], [target], [source, target])
+    )
+    for field in schema["fields"]:
+        for name in ("CURRENT_DEFAULT", "delta.generationExpression"):
+            text = field["metadata"].get(name)
+            if text is not None and not of_target.covers(parser.parseExpression(text), text):
+                return False
+    merge = parser.parsePlan(statement)
+    return of_both.covers(merge.mergeCondition(), statement) and all(
+        proof.covers(action, statement)
+        for proof, actions in (
+            (of_both, merge.matchedActions()),
+            # A name that only the target has is no column here.
+            (of_source, merge.notMatchedActions()),
+            (of_target, merge.notMatchedBySourceActions()),
+        )
+        for action in items(actions)
+    )
+
+
+Relation: TypeAlias = tuple[str, Sequence[str]]
+"""The alias of a side of the MERGE, and its columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """Which names an expression may use to be known as one that means the same at every moment."""
+
+    names: frozenset[str]
+    qualified: frozenset[tuple[str, str]]
+    is_exact: bool
+
+    @classmethod
+    def of(cls, relations: Sequence[Relation], *, is_exact: bool) -> _Proof:
+        pairs = [(alias, column) for alias, columns in relations for column in columns]
+        if not is_exact:
+            pairs = [(alias.lower(), column.lower()) for alias, column in pairs]
+        return cls(frozenset(column for _, column in pairs), frozenset(pairs), is_exact)
+
+    def covers(self, node: Any, text: str) -> bool:
+        """Whether the parsed node of the text is proved to mean the same at every moment."""
+        children = items(node.children())
+        match str(node.getClass().getSimpleName()):
+            case "Literal":
+                return _is_stable_literal(node, text)
+            case "UnresolvedAttribute":
+                return self._is_column([str(part) for part in items(node.nameParts())])
+            case "UnresolvedFunction":
+                names = [str(name) for name in items(node.nameParts())]
+                if len(names) != 1 or names[0].lower() not in _STABLE_FUNCTIONS:
+                    return False
+            case "Assignment":
+                children = iter([node.value()])
+            case "Cast":
+                # Words such as 'now' are dates, too.
+                kind = str(node.child().getClass().getSimpleName())
+                if kind == "Literal" and _type_name(node) in _MOMENTS:
+                    return False
+            case name:
+                if name not in _STABLE_NODES:
+                    return False
+        return all(self.covers(child, text) for child in children)
+
+    def _is_column(self, parts: Sequence[str]) -> bool:
+        """Whether a name is that of a column, and not of a function without parentheses or of a session's variable."""
+        known = parts if self.is_exact else [part.lower() for part in parts]
+        return known[0] in self.names or (len(known) > 1 and (known[0], known[1]) in self.qualified)
+
+
+def _type_name(node: Any) -> str:
+    return str(node.dataType().getClass().getSimpleName()).rstrip("$")
+
+
+def _is_stable_literal(node: Any, text: str) -> bool:
+    if _type_name(node) not in _MOMENTS:
+        return True
+    start, stop = optional(node.origin().startIndex()), optional(node.origin().stopIndex())
+    return start is not None and stop is not None and bool(_WRITTEN_OUT.match(text[int(start) : int(stop) + 1]))
 
 
 def bitmap(spark: SparkSession, column: Column) -> Column:

@@ -17,6 +17,7 @@ from stream_merge.errors import (
     ConstraintViolationError,
     MergeExecutionError,
     SchemaMismatchError,
+    SourceLostError,
     StreamMergeError,
     UnresolvedColumnError,
     UnsupportedTableError,
@@ -49,7 +50,7 @@ _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
         r"|(DELTA_)?UNSUPPORTED_EXPR\w*|DELTA_NESTED_FIELD\w*|DELTA_UNSUPPORTED_NESTED_FIELD_IN_OPERATION"
         r"|DELTA_INVALID_COLUMN_NAMES\w*|INVALID_NON_DETERMINISTIC_EXPRESSIONS"
         r"|GROUP_BY_AGGREGATE|DELTA_INVALID_MERGE_CLAUSE\w*|PARSE_SYNTAX_ERROR|DUPLICATE_ASSIGNMENTS|INVALID_WHERE_CONDITION"
-        r"|UNSUPPORTED_MERGE_CONDITION.*",
+        r"|UNSUPPORTED_MERGE_CONDITION.*|UNSUPPORTED_SQL_UDF_USAGE",
     ),
     (
         UnresolvedColumnError,
@@ -73,6 +74,10 @@ _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
         r"|COLUMN_ALREADY_EXISTS|DELTA_METADATA_MISMATCH|_LEGACY_ERROR_TEMP_DELTA_000[79]|DELTA_SCHEMA_\w+",
     ),
 )
+_WAYS_OUT = {
+    "UNSUPPORTED_SQL_UDF_USAGE": " (a MERGE cannot call SQL functions, Delta's own neither: compute the value in the source)"
+}
+_LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _LOST = re.compile(rf"\[USER_RAISED_EXCEPTION\] (.*{re.escape(LOSS)})", re.DOTALL)
 _MAX_CAUSES = 8
 _CLASSES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
@@ -238,6 +243,12 @@ def translate(error: BaseException) -> StreamMergeError:
         found += [condition] if condition else []
         found += re.findall(r"Cannot find main error class '([A-Z][A-Z0-9_.]+)'", message)
         found += re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]", message)
+    if any(_LOST_BLOCK in text for text in (*found, *messages)):
+        return SourceLostError(
+            "rows of the micro-batch were lost with the executor that kept them. Nothing was committed. Start the query again; "
+            "if it happens often, look why executors die.",
+            condition=_LOST_BLOCK,
+        )
     lost = next((match for match in map(_LOST.search, messages) if match), None)
     if lost is not None:
         return SchemaMismatchError(lost[1])
@@ -246,6 +257,6 @@ def translate(error: BaseException) -> StreamMergeError:
             if re.fullmatch(pattern, name):
                 named = [message for message in messages if name in message]
                 text = next((m for m in named if "INTERNAL_ERROR" not in m), (named or messages)[0])
-                return kind(text, condition=name)
+                return kind(text + _WAYS_OUT.get(name, ""), condition=name)
     named = [name for name in found if name != "INTERNAL_ERROR"]
     return MergeExecutionError(messages[-1] if messages else str(error), condition=named[0] if named else None)

@@ -49,6 +49,11 @@ class RunningQuery:
         return str(self.execution.runId())
 
     @property
+    def checkpoint(self) -> str:
+        """The folder of the checkpoint."""
+        return str(self.execution.resolvedCheckpointRoot())
+
+    @property
     def is_active(self) -> bool:
         """Whether nobody has stopped the query."""
         return bool(self.execution.isActive())

@@ -72,6 +72,14 @@ class KeyPair:
     is_null_safe: bool
 
 
+_EXACT = ("boolean", "tinyint", "smallint", "int", "bigint", "string", "binary", "date", "timestamp", "timestamp_ntz")
+"""Types whose equal values are the same: of floating numbers 0.0 and -0.0 are equal, and of collated texts many are."""
+
+
+def _is_decimal(pair: KeyPair) -> bool:
+    return pair.type_name.startswith("decimal(")
+
+
 class Once(Protocol):
     """Returns what `make` returns, which it calls at most once for a name."""
 
@@ -131,6 +139,8 @@ class ResolvedMerge:
             handle = next(resolved[clause.when])
             condition = optional(handle.condition())
             expressions = () if clause.is_delete else tuple(action.expr() for action in items(handle.resolvedActions()))
+            if clause.when is When.MATCHED:
+                expressions = tuple(map(self._as_in_source, expressions))
             yield ResolvedClause(
                 clause=clause,
                 condition=None if condition is None else self._column(condition),
@@ -140,6 +150,17 @@ class ResolvedMerge:
                 value_expressions=expressions,
                 condition_sql=None if condition is None else str(condition.sql()),
             )
+
+    def _as_in_source(self, expression: Any) -> Any:
+        """Return the source's column for a key of the target, which are the same in rows that match; else the expression."""
+        if str(expression.getClass().getSimpleName()) != "AttributeReference":
+            return expression
+        return next((source for target, source in self._same_columns if expression.semanticEquals(target)), expression)
+
+    @cached_property
+    def _same_columns(self) -> tuple[tuple[Any, Any], ...]:
+        """The columns of target and source that the merge condition equates, of types whose equal values are the same."""
+        return tuple(sides for sides, pair in self._equated if pair.type_name in _EXACT or _is_decimal(pair))
 
     @cached_property
     def condition_sql(self) -> str:
@@ -188,6 +209,11 @@ class ResolvedMerge:
     @cached_property
     def key_pairs(self) -> tuple[KeyPair, ...]:
         """The equalities of plain columns of one type among the conjuncts of the merge condition."""
+        return tuple(pair for _, pair in self._equated)
+
+    @cached_property
+    def _equated(self) -> tuple[tuple[tuple[Any, Any], KeyPair], ...]:
+        """The same with the columns as Delta resolved them, the target's first."""
         command = self._command
         target_output = command.target().outputSet()
         pairs = []
@@ -206,7 +232,8 @@ class ResolvedMerge:
             if len(types) == 1:
                 target, source = (str(side.name()) for side in sides)
                 null_safe = kind == "EqualNullSafe"
-                pairs.append(KeyPair(target=target, source=source, type_name=types.pop(), is_null_safe=null_safe))
+                pair = KeyPair(target=target, source=source, type_name=types.pop(), is_null_safe=null_safe)
+                pairs.append(((sides[0], sides[1]), pair))
         return tuple(pairs)
 
     @cached_property

@@ -87,6 +87,21 @@ class Table:
         """Whether another log handle belongs to the same table."""
         return bool(self.log.isSameLogAs(log))
 
+    @property
+    def scheme(self) -> str:
+        """The scheme of the table's path."""
+        return _scheme(self.log.dataPath())
+
+    @property
+    def log_store(self) -> str:
+        """The full name of the class that writes the table's commits."""
+        store = self.log.store()
+        if _is_instance(store, "DelegatingLogStore"):
+            store = store.getDelegate(self.log.logPath())
+        if _is_instance(store, "LogStoreAdaptor"):
+            store = store.logStoreImpl()
+        return str(store.getClass().getName())
+
     def begin(self) -> Transaction:
         """Open a transaction on the newest version.
 
@@ -152,9 +167,10 @@ class Table:
         return self._commits[version]
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """Return bytes of a file below the table's folder (`path` may be absolute)."""
+        """Return bytes of a file below the table's folder. `path` may be absolute, and is encoded as a URI then, as in the log."""
         jvm = self.jvm
-        file = java_class(jvm, "org.apache.hadoop.fs.Path")(path)
+        is_uri = path.startswith("/") or ":/" in path
+        file = java_class(jvm, "org.apache.hadoop.fs.Path")(java_class(jvm, "java.net.URI")(path) if is_uri else path)
         if not file.isAbsolute():
             file = java_class(jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         stream = file.getFileSystem(self.log.newDeltaHadoopConf()).open(file)
@@ -202,6 +218,28 @@ class Table:
             stream.write(content)
         finally:
             stream.close()
+
+
+def _is_instance(handle: Any, name: str) -> bool:
+    return str(handle.getClass().getSimpleName()) == name
+
+
+def _scheme(path: Any) -> str:
+    return str(path.toUri().getScheme() or "file").lower()
+
+
+def future_table(spark: SparkSession, target: str) -> Table | None:
+    """Return the table that will be made for a target that there is not; None where none can be made under this name."""
+    path = table_root(spark, target) if _path_of(target) is None else location(spark, target)
+    if path is None or not _ABSOLUTE.match(path):
+        return None
+    delta_log = java_class(spark._jvm, "org.apache.spark.sql.delta.DeltaLog")
+    return Table(spark=spark, log=delta_log.forTable(spark._jsparkSession, path), catalog_table=None, name=target)
+
+
+def present_or_future_table(spark: SparkSession, target: str) -> Table | None:
+    """Return the target's table, or the one that will be made for it; None where none can be."""
+    return open_table(spark, target) if table_exists(spark, target) else future_table(spark, target)
 
 
 def open_table(spark: SparkSession, target: str) -> Table:

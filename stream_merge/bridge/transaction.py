@@ -133,6 +133,15 @@ class Transaction:
             versions = {app_id: int(self.handle.txnVersion(app_id)) for app_id in app_ids}
         return {app_id: version for app_id, version in versions.items() if version >= 0}
 
+    @property
+    def record_retention_ms(self) -> int | None:
+        """After how many milliseconds the table forgets a SetTransaction; None if it never does."""
+        if "delta.setTransactionRetentionDuration" not in self.properties:
+            return None
+        delta_log = scala_object(self.jvm, "org.apache.spark.sql.delta.DeltaLog")
+        retention = optional(delta_log.minSetTransactionRetentionInterval(self.handle.metadata()))
+        return None if retention is None else int(retention)
+
     def domain_metadata(self, domain: str) -> str | None:
         """Return the configuration of a metadata domain, or None; from the version checksum where that has it."""
         in_checksum = optional(self._checksum.domainMetadata()) if self._checksum is not None else None

@@ -167,6 +167,8 @@ class TableSettings(Section):
     """How long deletes are remembered: a number and seconds, minutes, hours or days."""
     skip_unchanged: bool = False
     """Whether updates that change nothing are left unwritten."""
+    single_writer: bool = False
+    """Whether no other process ever writes to the table; S3 with Delta's default LogStore needs it."""
     quarantine: str | None = None
     """Path or name of the Delta table that takes rows that cannot be decoded or merged; without, such a row stops the query."""
     expect: dict[str, str] = {}

@@ -25,6 +25,8 @@ from stream_merge.cli.secrets import MASK
 from stream_merge.cli.spark_process import starting_jvm
 from stream_merge.cli.stopping import StopNow
 from stream_merge.java import find_java_fault
+from stream_merge.log_stores import CONDITIONAL_CREATE
+from stream_merge.packages import log_store_jar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +62,8 @@ _SECONDS_BETWEEN_WARNINGS = 60
 _EXTENSIONS = "spark.sql.extensions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _PACKAGES = "spark.jars.packages"
+_JARS = "spark.jars"
+_LOG_STORE = "spark.delta.logStore."
 _REPOSITORIES = "spark.jars.repositories"
 _REDACTION = "spark.redaction.regex"
 _SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
@@ -172,7 +176,7 @@ def find_settings(
     source: Source | None = None,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return Spark's settings: the defaults, then the file's, with the packages and extensions of both.
+    """Return Spark's settings: the defaults, then the file's, packages and extensions of both, and our LogStore where it is set.
 
     Raises:
         PipelineError: pyspark or delta-spark is not installed.
@@ -188,6 +192,8 @@ def find_settings(
     packages = list(dict.fromkeys([*find_packages(spark_settings, source), *_listed(given.get(_PACKAGES, ""))]))
     if packages:
         settings[_PACKAGES] = ",".join(packages)
+    if any(name.startswith(_LOG_STORE) and value == CONDITIONAL_CREATE for name, value in given.items()):
+        settings[_JARS] = ",".join([*_listed(given.get(_JARS, "")), log_store_jar()])
     return settings
 
 

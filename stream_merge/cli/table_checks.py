@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import merge_sink
 from stream_merge.bridge.jvm import JVM_ERRORS
+from stream_merge.bridge.table import present_or_future_table
 from stream_merge.cli.catalog import is_forgotten
 from stream_merge.cli.decoding import Decoder, target_schema
 from stream_merge.cli.errors import PipelineError
@@ -24,6 +25,7 @@ from stream_merge.cli.spark_messages import short_message
 from stream_merge.cli.tables import FoundTable, find_table, sink_options
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.errors import ConfigError, StreamMergeError, UnresolvedColumnError
+from stream_merge.log_stores import find_log_store_fault
 from stream_merge.statement import quote
 
 MAX_SOURCES = 20
@@ -107,7 +109,9 @@ class _TableCheck:
         fault = find_folder_fault(path) if path is not None else None
         if fault is not None:
             yield self._fault("target", fault)
-        elif target_schema(self.spark, target) is not None:
+            return
+        yield from self._log_store_faults()
+        if target_schema(self.spark, target) is not None:
             return
         elif not self.table.settings.create_if_missing:
             yield self._fault("target", f"there is no Delta table {target}; create it, or set create_if_missing = true")
@@ -117,6 +121,17 @@ class _TableCheck:
             )
         elif path is None and (fault := self._catalog_fault(target)) is not None:
             yield self._fault("target", fault)
+
+    def _log_store_faults(self) -> Iterator[Fault]:
+        """Yield the tables whose commits other writers could overwrite."""
+        for option in ("target", "quarantine"):
+            name = getattr(self.table, option)
+            table = present_or_future_table(self.spark, name) if name is not None else None
+            if table is not None:
+                is_single = self.table.settings.single_writer
+                fault = find_log_store_fault(table.scheme, table.log_store, single_writer=is_single)
+                if fault is not None:
+                    yield self._fault(option, fault.replace("single_writer=True", "single_writer = true"))
 
     def row_faults(self, samples: Samples) -> Iterator[Fault]:
         """Yield why rows of the source cannot be decoded or merged."""

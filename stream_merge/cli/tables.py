@@ -80,13 +80,13 @@ def _single_sink(
     sink = make_sink(pipeline, 0, on_result)
 
     def merge(batch_df: DataFrame, batch_id: int) -> None:
-        from stream_merge.bridge.sessions import persisted
+        from stream_merge.bridge.materialized import materialized
 
         decoder = decoders.decoder_of(pipeline.source.format)
         if not decoder.reads_records:
             sink(decoder(batch_df), batch_id)
             return
-        with persisted(batch_df) as records:
+        with materialized(batch_df) as records:
             sink(decoder(records), batch_id)
 
     return merge
@@ -259,6 +259,7 @@ def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
         "locator": settings.locator,
         "tombstone_retention": parse_duration(settings.tombstone_retention),
         "skip_unchanged": settings.skip_unchanged,
+        "single_writer": settings.single_writer,
         "quarantine": settings.quarantine,
         "expect": settings.expect,
         "max_quarantined_share": settings.max_quarantined_share,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -30,7 +31,7 @@ from stream_merge.engines.pairs import (
     matches_of,
     pairs_in,
 )
-from stream_merge.files import DataFile
+from stream_merge.files import DataFile, physical_name
 from stream_merge.key_index import MAX_ROWS
 from stream_merge.side_by_side import Alongside
 from stream_merge.source import deletes
@@ -43,14 +44,16 @@ MIN_CANDIDATE_ROWS = 100_000
 MIN_ORDERED_CANDIDATE_ROWS = 750_000
 """The same where the order of changes counts, which takes the index a job more."""
 
+IDENTITY_BYTES = 16
+
 MAX_UNFAMILIAR_ROWS = 100_000
 """Files of more rows that the batch before did not look into are read for this batch alone: the next one may look elsewhere."""
 
 
 def is_indexable(job: MergeJob) -> bool:
-    """Whether the index can answer: all it takes of the target are columns that are equal, whose hashes are comparable.
+    """Whether the index can answer: all it takes of the target are columns that are equal, and where order counts, sequences.
 
-    And, where the order of changes counts, their sequences.
+    Equal values of these columns' types are the same values.
     """
     pairs = job.resolved.key_pairs
     return (
@@ -89,7 +92,11 @@ def _num_rows(files: Sequence[DataFile]) -> int:
 
 
 def _reset(job: MergeJob) -> None:
-    job.index.reset((job.transaction.metadata["id"], job.resolved.key_pairs, job.order_by))
+    schema = job.transaction.schema
+    columns = [*(pair.target for pair in job.resolved.key_pairs), *job.order_by]
+    # By their names in the files: a column may get the name that another one had.
+    names = tuple(physical_name(schema, column) for column in columns)
+    job.index.reset((job.transaction.metadata["id"], job.resolved.key_pairs, job.order_by, names))
 
 
 def find_matches_by_index(job: MergeJob) -> Located | None:
@@ -112,7 +119,7 @@ def find_matches_by_index(job: MergeJob) -> Located | None:
     if not _add_files(job, unknown):
         return None
     batch = _hashes_of_batch(job)
-    probes, numbers, rows = index.look_up(_unsigned(batch["high"]), _unsigned(batch["low"]))
+    probes, numbers, rows = index.look_up(*_halves(batch["identity"]))
     sources, actions = (batch[name].to_numpy()[probes] for name in ("source", "action"))
     pairs = Pairs(numbers.astype(np.int64), rows.astype(np.int64), sources, actions)
     by_number = {number: files[path] for number, path in index.paths().items() if path in files}
@@ -142,10 +149,56 @@ def _unsettled(
     return found
 
 
-def _hash_columns(frame: DataFrame, names: Sequence[str]) -> tuple[Column, Column]:
-    """Return two hashes of the key columns that have nothing to do with each other."""
-    columns = [frame[quote(name)] for name in names]
-    return F.xxhash64(*columns), F.xxhash64(F.lit(1), *columns)
+def _identity(frame: DataFrame, names: Sequence[str], type_names: Sequence[str]) -> Column:
+    """Return what a key is known by: a single number is its own identity, all else is known by 128 bits of its SHA-256.
+
+    Keys are anybody's data, and of a hash that is none of cryptography two keys that collide are found in no time.
+    """
+    values = [
+        _number(frame[quote(name)], type_name) if type_name != "string" else frame[quote(name)]
+        for name, type_name in zip(names, type_names, strict=True)
+    ]
+    if len(values) == 1 and type_names[0] != "string":
+        return values[0].alias("identity")
+    # Lengths and separators, so that no two keys have one text.
+    parts = [
+        F.concat(F.length(value).cast("string"), F.lit(":"), value)
+        if type_name == "string"
+        else F.concat(value.cast("string"), F.lit(";"))
+        for value, type_name in zip(values, type_names, strict=True)
+    ]
+    text = values[0] if len(values) == 1 else F.concat(*parts)
+    return F.unhex(F.left(F.sha2(text, 256), F.lit(2 * IDENTITY_BYTES))).alias("identity")
+
+
+def _number(value: Column, type_name: str) -> Column:
+    match type_name:
+        case "date":
+            return F.unix_date(value).cast("bigint")
+        case "timestamp":
+            return F.unix_micros(value)
+        case _:
+            return value.cast("bigint")
+
+
+def _halves(identities: Any) -> tuple[Any, Any]:
+    """Return an Arrow column of identities as two arrays of unsigned numbers."""
+    if pa.types.is_int64(identities.type):
+        numbers = identities.to_numpy().view(np.uint64)
+        return numbers, np.zeros(len(numbers), np.uint64)
+    pieces = [_bytes_of(chunk) for chunk in identities.chunks]
+    pairs = np.frombuffer(b"".join(pieces), dtype=np.uint64).reshape(-1, 2)
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+
+
+def _bytes_of(chunk: Any) -> bytes:
+    """Return the values of an Arrow array of binary values, one after the other."""
+    if not len(chunk):
+        return b""
+    values = chunk.cast(pa.large_binary())
+    _, offsets, content = values.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int64)[values.offset : values.offset + len(values) + 1]
+    return bytes(memoryview(content)[ends[0] : ends[-1]])
 
 
 def _has_key(frame: DataFrame, names: Sequence[str]) -> Column:
@@ -162,10 +215,10 @@ def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     if files is None:
         return False
     names = [pair.target for pair in job.resolved.key_pairs]
+    types = [pair.type_name for pair in job.resolved.key_pairs]
     target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
     target = target.where(_has_key(target, names))
-    high, low = _hash_columns(target, names)
-    entries = target.select(checksum_column(), F.col(ROW).alias("row"), high.alias("high"), low.alias("low"))
+    entries = target.select(checksum_column(), F.col(ROW).alias("row"), _identity(target, names, types))
     newest: dict[int, Any] = {}
     if job.order_by:
         sequences = target.groupBy(checksum_column()).agg(F.max(sequence_of(job, target)).alias("sequence"))
@@ -179,20 +232,20 @@ def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     checksums = table["file"].to_numpy()
     if not set(np.unique(checksums).tolist()) <= files.keys():
         return False
-    high_values, low_values = _unsigned(table["high"]), _unsigned(table["low"])
+    high, low = _halves(table["identity"])
     paths = {number: file.path for number, file in files.items()}
-    job.index.add(paths, checksums, table["row"].to_numpy(), high_values, low_values, newest)
+    job.index.add(paths, checksums, table["row"].to_numpy(), high, low, newest)
     return True
 
 
 def _hashes_of_batch(job: MergeJob) -> Any:
     names = [pair.source for pair in job.resolved.key_pairs]
     source = job.bound_source
-    high, low = _hash_columns(source, names)
+    types = [pair.type_name for pair in job.resolved.key_pairs]
     action = F.coalesce(_action(job), F.lit(-1)).cast("int")
     sequence = [sequence_of(job, source).alias("sequence")] if job.order_by else []
     rows = source.where(_has_key(source, names)).select(
-        high.alias("high"), low.alias("low"), F.col(SOURCE_ID).alias("source"), action.alias("action"), *sequence
+        _identity(source, names, types), F.col(SOURCE_ID).alias("source"), action.alias("action"), *sequence
     )
     return rows.toArrow()
 
@@ -205,7 +258,3 @@ def _action(job: MergeJob) -> Column:
     update = next(number for number, clause in matched if clause.clause.is_update)
     delete = next((number for number, clause in matched if clause.clause.is_delete), None)
     return F.when(deletes(job.resolved), F.lit(delete)).otherwise(F.lit(update))
-
-
-def _unsigned(column: Any) -> Any:
-    return column.to_numpy().view(np.uint64)

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
 from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, ResolvedClause
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import When
 from stream_merge.deletion_vectors import VectorWriter, delete_rows, remove_file
 from stream_merge.engines import change_feed
@@ -55,11 +56,16 @@ OLD = "_stream_merge_old_{}"
 
 def stage(job: MergeJob) -> Staged:
     """Stage a merge on a table with deletion vectors."""
-    needs_old_rows = job.has_change_feed or job.transaction.row_tracking_columns is not None or job.skip_unchanged
-    is_independent = job.source.is_independent and not needs_old_rows and not job.expects_newer_rows
+    reads_old = needs_old_rows(job.transaction, has_change_feed=job.has_change_feed, skip_unchanged=job.skip_unchanged)
+    is_independent = job.source.is_independent and not reads_old and not job.expects_newer_rows
     if job.written is not None or is_independent:
         return _stage_independent(job)
     return _stage_dependent(job)
+
+
+def needs_old_rows(transaction: Transaction, *, has_change_feed: bool, skip_unchanged: bool) -> bool:
+    """Whether old rows have to be read whatever the clauses are, so that none can be written before they are found."""
+    return has_change_feed or transaction.row_tracking_columns is not None or skip_unchanged
 
 
 def _stage_independent(job: MergeJob) -> Staged:
@@ -240,6 +246,7 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
     emptied: list[DataFile] = []
     vectors = {"added": 0, "updated": 0, "removed": 0}
     moment = now_ms()
+    num_rows = _rows_without_statistics(job, found)
     for matches in found:
         if not matches.num_changed_rows:
             continue
@@ -247,13 +254,14 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
         file = matches.file
         has_vector = bool(file.num_deleted_rows)
         rows = matches.changed_rows | job.deleted_rows(file)
-        if file.num_physical_rows == len(rows):
+        counted = num_rows.get(file.path)
+        if len(rows) == (file.num_physical_rows if counted is None else counted):
             emptied.append(file)
             staged.changes.removes.append(remove_file(file.add, now_ms=moment))
             vectors["removed"] += has_vector
             continue
         rows.run_optimize()
-        added, removed = delete_rows(file.add, writer.add(rows), now_ms=moment)
+        added, removed = delete_rows(file.add, writer.add(rows), now_ms=moment, num_rows=counted)
         staged.changes.adds.append(added)
         staged.changes.removes.append(removed)
         vectors["updated" if has_vector else "added"] += 1
@@ -263,6 +271,16 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
     staged.counts |= {f"num_target_deletion_vectors_{verb}": count for verb, count in vectors.items()}
     staged.counts |= count_removed(emptied)
     return staged
+
+
+def _rows_without_statistics(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]:
+    """Return how many rows each changed file has whose statistics do not tell, deleted ones included."""
+    unknown = [matches.file for matches in found if matches.num_changed_rows and matches.file.num_physical_rows is None]
+    if not unknown:
+        return {}
+    rows = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
+    counts = rows.groupBy(FILE).agg(F.count(F.lit(1)).alias("rows")).collect()
+    return {job.files.find(row[FILE], job.transaction.table.root).path: int(row["rows"]) for row in counts}
 
 
 def independent_rows(resolved_clauses: Sequence[ResolvedClause], *, keeps_order: bool) -> tuple[Column, Column] | None:

@@ -243,7 +243,7 @@ def test_a_table_that_failed_is_told_by_the_command_alone(capsys):
 
     route = Route(sink=merge_sink("./lake/orders", keys=["id"]), names=("orders",), num_rows=1)
     failed = Outcomes(results={}, failures={"orders": ValueError("no")}, pending=())
-    batch = RoutedBatch(config=None, state=None, received=None, rows=None, query=None, batch_id=3)
+    batch = RoutedBatch(config=None, state=None, received=None, rows=None, query=None, batch_id=3, finished={})
     for level in (LogLevel.INFO, LogLevel.DEBUG):
         configure_logging(level, Secrets())
         with pytest.raises(RouterError):

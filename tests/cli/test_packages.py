@@ -11,6 +11,7 @@ from stream_merge.cli.packages import find_packages, merged, source_packages
 from stream_merge.cli.pipeline import DeltaSource, FilesSource, KafkaSource, SparkSettings
 from stream_merge.cli.secrets import Secrets
 from stream_merge.cli.session import DEFAULT_CONF, JvmOutput, explain_start_failure, find_settings, launch_settings
+from stream_merge.packages import log_store_jar
 
 KAFKA = KafkaSource(format="kafka", bootstrap_servers="localhost:9092", topics=["orders"])
 UNRESOLVED = """\
@@ -53,6 +54,15 @@ def test_a_package_of_the_file_replaces_the_chosen_one_of_the_same_artifact():
         "io.delta:delta-spark_2.13:4.0.1",
         "com.example:more:1",
     ]
+
+
+def test_the_jar_of_our_log_store_comes_with_its_name():
+    name = {"spark.delta.logStore.s3a.impl": "streammerge.ConditionalCreateLogStore"}
+    assert find_settings(SparkSettings(conf=name), name="shop")["spark.jars"] == log_store_jar()
+    more = SparkSettings(conf={**name, "spark.jars": "/more.jar"})
+    assert find_settings(more, name="shop")["spark.jars"] == f"/more.jar,{log_store_jar()}"
+    other = SparkSettings(conf={"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"})
+    assert "spark.jars" not in find_settings(other, name="shop")
 
 
 def test_none_are_chosen_where_the_cluster_has_them():

@@ -31,6 +31,7 @@ def test_every_option_of_a_table_reaches_its_sink(make_pipeline):
         "locator": "scan",
         "tombstone_retention": "36 hours",
         "skip_unchanged": True,
+        "single_writer": True,
         "quarantine": "./lake/rejected",
         "expect": {"positive": "price > 0"},
         "max_quarantined_share": 0.5,
@@ -53,6 +54,7 @@ def test_every_option_of_a_table_reaches_its_sink(make_pipeline):
     assert config.locator == "scan"
     assert config.tombstone_retention == timedelta(hours=36)
     assert config.skip_unchanged is True
+    assert config.single_writer is True
     assert config.quarantine == "./lake/rejected"
     assert config.expect == {"positive": "price > 0"}
     assert config.max_quarantined_share == 0.5

@@ -301,6 +301,16 @@ def test_targets_that_cannot_be_made(find, land, here):
     ]
 
 
+def test_a_log_store_that_lets_writers_overwrite_each_other(find, land, single_driver_log_store):
+    land({"id": 1, "name": "a", "at": 1})
+    text = PIPELINE + FILES + TABLE + 'quarantine = "./lake/rejected"\n'
+    found = find(text)
+    assert [line.split(":")[2] for line in found] == [" tables[0].target", " tables[0].quarantine"]
+    assert all(f"its LogStore for file: is {single_driver_log_store}" in line for line in found)
+    assert all("say single_writer = true" in line for line in found)
+    assert find(text + "single_writer = true\n") == []
+
+
 def test_a_target_that_does_not_take_the_rows(find, land, create_table, here):
     land({"id": 1, "name": "a"})
     create_table("id STRUCT<a: INT>, name STRING", path=f"{here}/lake/orders")

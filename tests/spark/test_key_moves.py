@@ -286,3 +286,36 @@ def test_partitions_read_at_any_speed_and_twice_give_the_table(
         shutil.rmtree(path)
 
     check()
+
+
+def test_columns_are_widened_while_values_wait_for_their_row(
+    spark, create_table, create_source, read_rows, deletion_vectors
+):
+    """The value left with one type, and comes back with another."""
+    path = create_table(
+        "id INT, n INT, s INT",
+        [(1, 10, 1), (3, 30, 1)],
+        deletion_vectors=deletion_vectors,
+        properties={"delta.enableTypeWidening": "true"},
+    )
+    sink = merge_sink(
+        path,
+        keys="id",
+        sequence_by="s",
+        delete_when="op = 'd'",
+        unchanged_columns="unset",
+        old_key="old",
+        new_key="new",
+        except_columns=["op", "unset", "old", "new"],
+    )
+    schema = "id INT, n {0}, s {0}, op STRING, unset ARRAY<STRING>, old STRUCT<id: INT>, new STRUCT<id: INT>"
+    old, new = schema.format("INT"), schema.format("BIGINT")
+    sink.merge(create_source(old, [(1, None, 10, "d", [], None, (2,))]))
+    for column in ("n", "s"):
+        spark.sql(f"ALTER TABLE delta.`{path}` CHANGE COLUMN {column} TYPE BIGINT")
+    sink.merge(create_source(new, [(3, None, 2**30, "d", [], None, (4,))]))
+    sink.merge(
+        create_source(new, [(2, None, 11, "u", ["n"], (1,), None), (4, None, 2**30 + 1, "u", ["n"], (3,), None)])
+    )
+    sink.merge(create_source(new, [(1, 99, 9, "u", [], None, None), (3, 99, 2**30 - 1, "u", [], None, None)]))
+    assert read_rows(path, "id", "n", "s") == [Row(id=2, n=10, s=11), Row(id=4, n=30, s=2**30 + 1)]

@@ -122,6 +122,29 @@ def test_any_type_that_has_an_order(spark, create_table, read_rows, looked_up, s
     assert read_rows(path, "id", "v") == [Row(id=2, v="x")]
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Amsterdam"])
+def test_moments_when_the_offsets_of_zones_had_seconds(spark, create_table, read_rows, looked_up, zone):
+    """What is remembered is exact to the microsecond: New York was 4:56:02 behind, and Amsterdam 0:19:32 ahead."""
+    schema = "id INT, v STRING, seq TIMESTAMP, op STRING"
+
+    def change(key: int, seconds: int, op: str) -> DataFrame:
+        at = dt.datetime(1880, 1, 1, 12, 0, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=seconds)
+        return session.createDataFrame([(key, "x", at, op)], schema).coalesce(1)
+
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", zone)
+    path = create_table("id INT, v STRING, seq TIMESTAMP")
+    sink = keyed(path, truncate_when="op = 't'")
+    for key, seconds, op in ((1, 0, "d"), (2, 100, "u"), (2, 100, "u")):
+        sink.merge(change(key, seconds, op))
+    looked_up.clear()
+    assert sink.merge(change(1, -1, "u")).num_outdated_rows == 1
+    assert looked_up == [1]
+    for key, seconds, op in ((3, 200, "u"), (4, 202, "u"), (None, 201, "t"), (5, 200, "u"), (6, 202, "u")):
+        sink.merge(change(key, seconds, op))
+    assert read_rows(path, "id") == [Row(id=4), Row(id=6)]
+
+
 def test_a_file_that_is_gone_is_forgotten_when_small_ones_are_merged(
     create_table, create_source, read_rows, max_files, caplog
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
-from stream_merge import AmbiguousMatchError, CommitConflictError, MergeResult, merge_sink
+from stream_merge import AmbiguousMatchError, CommitConflictError, MergeResult, batch_commit, merge_sink
 from stream_merge.errors import UnresolvedColumnError
 from tests.conftest import CreateTable
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
@@ -284,6 +285,31 @@ def test_a_batch_that_another_process_of_the_same_query_commits_first(
     assert recorded_ids(target) == [0, 1, 2]
     assert [result.batch_id for result in results] == [0, 1, 1, 2]
     assert [result.skipped for result in results] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("output_mode", ["update", "complete"])
+def test_a_batch_that_another_process_commits_while_this_one_waits(
+    spark, target, write_beside, at_step, create_source, monkeypatch, output_mode
+):
+    """The first attempt met another writer; before the second one opens the table, a second process merges the batch."""
+    results: list[MergeResult] = []
+    is_complete = output_mode == "complete"
+
+    def new_sink(**options: Any) -> Any:
+        make = functools.partial(merge_sink, keys="id", output_mode=output_mode) if is_complete else counting_sink
+        return make(target, app_id="query", **options)
+
+    def meanwhile(_: int) -> None:
+        new_sink()(create_source(SCHEMA, SOURCE), 0)
+
+    monkeypatch.setattr(batch_commit, "back_off", meanwhile)
+    at_step("before_commit", write_beside("INSERT INTO {table} VALUES (50, 50)"))
+    new_sink(on_result=results.append)(create_source(SCHEMA, SOURCE), 0)
+
+    assert rows(spark, target) == (SOURCE if is_complete else [*MERGED, (50, 50)])
+    assert recorded_ids(target) == [0]
+    assert [(result.skipped, result.version) for result in results] == [(True, None)]
+    assert len(results[0].conflicts) == 1
 
 
 def test_the_source_is_evaluated_once_for_all_attempts(spark, target, write_beside, at_step, create_source):

@@ -18,6 +18,7 @@ from stream_merge.deletion_vectors import (
     deserialize,
     remove_file,
     serialize,
+    with_wide_bounds,
     z85_decode,
     z85_encode,
 )
@@ -109,3 +110,66 @@ def test_delete_rows_keeps_the_file_and_widens_its_bounds():
     assert removed["deletionVector"]["pathOrInlineDv"] == "old"
     assert (removed["deletionTimestamp"], removed["dataChange"], removed["extendedFileMetadata"]) == (99, True, True)
     assert "modificationTime" not in removed
+
+
+SPACE = st.text(" \t\r\n", max_size=2)
+NUMBERS = st.decimals(allow_nan=False, allow_infinity=False).map(str) | st.integers().map(str)
+NUMBERS |= st.sampled_from(
+    ["0E-18", "-0.0", "1.7976931348623157E308", "99999999999999999999.999999999999999999", "1e-7"]
+)
+NAMES = st.sampled_from(
+    ["tightBounds", "minValues", '"tightBounds":true', "a\\\\", "}", "tight\\u0042ounds"]
+) | st.text(max_size=4)
+
+
+@st.composite
+def texts_of_values(draw, depth=2):
+    """Draw the text of a JSON value, as nobody would write it."""
+    kind = draw(st.sampled_from(["text", "number", "word", *(["object", "array"] if depth else [])]))
+    if kind == "text":
+        return json.dumps(draw(NAMES), ensure_ascii=draw(st.booleans()))
+    if kind == "number":
+        return draw(NUMBERS)
+    if kind == "word":
+        return draw(st.sampled_from(["true", "false", "null"]))
+    if kind == "array":
+        items = draw(st.lists(texts_of_values(depth=depth - 1), max_size=3))
+        return f"[{draw(SPACE)}{f'{draw(SPACE)},'.join(items)}]"
+    names = draw(st.lists(NAMES, max_size=3, unique=True))
+    return (
+        "{" + ",".join(member(draw, name, draw(texts_of_values(depth=depth - 1))) for name in names) + draw(SPACE) + "}"
+    )
+
+
+def member(draw, name, text):
+    """Return name and value as an object has them, with space around each."""
+    return f"{draw(SPACE)}{json.dumps(name)}{draw(SPACE)}:{draw(SPACE)}{text}{draw(SPACE)}"
+
+
+@given(st.data())
+def test_only_the_note_on_bounds_changes(data):
+    """Every other byte stays, whatever the values are and wherever else the name of the note stands."""
+    draw = data.draw
+    names = draw(st.lists(NAMES.filter(lambda name: name != "tightBounds"), max_size=4, unique=True))
+    members = [member(draw, name, draw(texts_of_values())) for name in names]
+    before, after = draw(SPACE) + "{", "}" + draw(SPACE)
+    if draw(st.booleans()):
+        place = draw(st.integers(0, len(members)))
+        told = member(draw, "tightBounds", "@")
+        written = ",".join([*members[:place], told, *members[place:]])
+        left, right = before + written.partition(told)[0], written.partition(told)[2] + after
+        told_left, _, told_right = told.partition("@")
+        old = draw(st.sampled_from(["true", "false", "null"]))
+        assert (
+            with_wide_bounds(f"{left}{told_left}{old}{told_right}{right}")
+            == f"{left}{told_left}false{told_right}{right}"
+        )
+        return
+    stats = before + ",".join(members) + after
+    widened = with_wide_bounds(stats)
+    if not members:
+        assert widened == '{"tightBounds":false}'
+        return
+    end = stats.rindex("}")
+    assert widened == f'{stats[:end]},"tightBounds":false{stats[end:]}'
+    assert json.loads(widened, parse_float=str) == json.loads(stats, parse_float=str) | {"tightBounds": False}

@@ -1,0 +1,109 @@
+"""Which keys are the same: by their values as the target has them, whatever type they come with and however they are looked up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+
+from stream_merge import merge_sink
+from stream_merge.errors import AmbiguousMatchError, SchemaMismatchError
+
+# Two keys whose xxhash64 is the same, also with what xxhash64(1) is for a seed: differences in its state cancel.
+COLLIDING = (
+    "}F0K}|aWmsbphxzmnvflrwyvxlcovqdyav9pEswjmsbphxzmnvflrwyvxlcovqdy" + "z" * 32,
+    "}F0K}|akmsbphxzmnvflrwyvxlcovqdyav9*U3`Amsbphxzmnvflrwyvxlcovqdy" + "z" * 32,
+)
+
+
+@pytest.mark.core
+def test_keys_that_only_the_cast_makes_equal_are_one(create_table, create_source, read_rows, deletion_vectors):
+    path = create_table("k INT, s BIGINT, v STRING", deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="k", sequence_by="s", delete_when="v = 'gone'")
+    sink.merge(create_source("k STRING, s BIGINT, v STRING", [("1", 1, "old"), ("01", 2, "new"), (" 2", 1, "two")]))
+    assert read_rows(path) == [Row(k=1, s=2, v="new"), Row(k=2, s=1, v="two")]
+    sink.merge(create_source("k STRING, s BIGINT, v STRING", [("001", 4, "gone"), ("1", 3, "late")]))
+    sink.merge(create_source("k INT, s BIGINT, v STRING", [(1, 3, "late")]))
+    assert read_rows(path) == [Row(k=2, s=1, v="two")]
+
+
+def test_keys_that_only_the_cast_makes_equal_match_one_row(create_table, create_source, read_rows, deletion_vectors):
+    """Without a sequence nothing decides between them, as for Delta's MERGE."""
+    path = create_table("k INT, v STRING", [(1, "old")], deletion_vectors=deletion_vectors)
+    with pytest.raises(AmbiguousMatchError):
+        merge_sink(path, keys="k").merge(create_source("k STRING, v STRING", [("1", "a"), ("01", "b")]))
+    assert read_rows(path) == [Row(k=1, v="old")]
+
+
+@pytest.mark.parametrize(("kind", "key"), [("DOUBLE", 1.5), ("STRING", "1.5"), ("DECIMAL(3,1)", "1.5")])
+def test_a_delete_of_another_key_leaves_no_tombstone_on_the_one_it_is_cast_to(
+    spark, create_table, create_source, read_rows, deletion_vectors, kind, key
+):
+    path = create_table("k INT, s BIGINT, gone BOOLEAN", [(1, 1, False)], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="k", sequence_by="s", delete_when="gone")
+    with pytest.raises(SchemaMismatchError, match=r"k: 1\.5"):
+        sink.merge(spark.sql(f"SELECT CAST('{key}' AS {kind}) AS k, 9L AS s, true AS gone"))
+    sink.merge(create_source("k INT, s BIGINT, gone BOOLEAN", [(1, 5, False)]))
+    assert read_rows(path) == [Row(k=1, s=5, gone=False)]
+
+
+@pytest.mark.parametrize("locator", ["index", "scan"])
+def test_hostile_keys_are_told_apart(create_table, create_source, read_rows, locator):
+    one, other = COLLIDING
+    hashes = create_source("k STRING", [(one,), (other,)]).select(F.xxhash64("k"), F.xxhash64(F.lit(1), "k")).collect()
+    assert hashes[0] == hashes[1]
+    path = create_table("k STRING, v INT", [(one, 1)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", locator=locator)
+    sink.merge(create_source("k STRING, v INT", [(other, 2)]))
+    assert read_rows(path) == sorted([Row(k=one, v=1), Row(k=other, v=2)], key=repr)
+
+
+def test_composite_keys_of_one_text_are_told_apart(create_table, create_source, read_rows):
+    path = create_table("a STRING, b STRING, n INT, v INT", [("x", "yz", 1, 0), ("", "", 12, 0)], deletion_vectors=True)
+    sink = merge_sink(path, keys=["a", "b", "n"], locator="index")
+    result = sink.merge(
+        create_source(
+            "a STRING, b STRING, n INT, v INT", [("xy", "z", 1, 1), ("1:x", "", 2, 1), ("", "", 12, 1), ("é", "", 1, 1)]
+        )
+    )
+    assert (result.locator, result.num_target_rows_updated) == ("index", 1)
+    assert len(read_rows(path)) == 5
+
+
+@pytest.mark.parametrize("locator", ["index", "scan"])
+def test_a_rename_that_swaps_two_columns_moves_the_key(spark, create_table, create_source, read_rows, locator):
+    path = create_table(
+        "k BIGINT, j BIGINT, v INT",
+        [(1, 2, 0), (3, 4, 0)],
+        deletion_vectors=True,
+        properties={"delta.columnMapping.mode": "name"},
+    )
+    sink = merge_sink(path, keys="k", locator=locator)
+    sink.merge(create_source("k BIGINT, j BIGINT, v INT", [(1, 2, 1)]))
+    for old, new in (("k", "t"), ("j", "k"), ("t", "j")):
+        spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN {old} TO {new}")
+    sink.merge(create_source("k BIGINT, j BIGINT, v INT", [(4, 3, 2)]))
+    assert read_rows(path, "k", "j", "v") == [Row(k=2, j=1, v=1), Row(k=4, j=3, v=2)]
+
+
+@pytest.fixture
+def berlin(monkeypatch):
+    """Let this process be in Berlin, where the clocks are put back on 2024-10-27: 02:30 is there twice."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("hour", ["00:30", "01:30"])
+def test_an_insert_in_the_hour_that_comes_twice_is_seen(spark, create_table, at_step, berlin, deletion_vectors, hour):
+    path = create_table("k INT, at TIMESTAMP, v INT", deletion_vectors=deletion_vectors, partition_by=["at"])
+    row = f"SELECT 1 AS k, TIMESTAMP'2024-10-27 {hour}:00Z' AS at"
+    at_step("before_commit", lambda: spark.sql(f"INSERT INTO delta.`{path}` {row}, 0 AS v"))
+    result = merge_sink(path, keys=["k", "at"]).merge(spark.sql(f"{row}, 1 AS v"))
+    assert result.num_commit_attempts == 2
+    rows = spark.read.format("delta").load(path).selectExpr("k", "CAST(at AS STRING)", "v").collect()
+    assert [tuple(found) for found in rows] == [(1, f"2024-10-27 {hour}:00", 1)]

@@ -1,0 +1,98 @@
+"""One type decides the order of changes everywhere: inside a batch, against the table's rows and against remembered deletes."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from pyspark.sql import Row
+
+from stream_merge import merge_sink
+from stream_merge.errors import SchemaMismatchError
+
+pytestmark = pytest.mark.any_strategy
+
+NOON = dt.datetime.fromisoformat("2024-01-01 12:00:00")
+
+
+def ordered(path: str, **options):
+    return merge_sink(
+        path, **{"keys": "k", "sequence_by": "s", "delete_when": "op = 'd'", "except_columns": ["op"], **options}
+    )
+
+
+def test_a_number_is_not_compared_as_text(create_table, create_source, read_rows, deletion_vectors):
+    path = create_table("k INT, s STRING", deletion_vectors=deletion_vectors)
+    with pytest.raises(SchemaMismatchError, match="s is BIGINT in the batch and STRING in the target"):
+        ordered(path).merge(create_source("k INT, s BIGINT, op STRING", [(1, 8, "u")]))
+    assert read_rows(path) == []
+
+
+def test_text_of_numbers_is_compared_as_the_numbers_that_the_target_keeps(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    path = create_table("k INT, s BIGINT, v STRING", deletion_vectors=deletion_vectors)
+    schema = "k INT, s STRING, v STRING, op STRING"
+    ordered(path).merge(create_source(schema, [(1, "9", "nine", "u"), (1, "10", "ten", "u"), (2, "9", "nine", "u")]))
+    ordered(path).merge(create_source(schema, [(1, "9", "late", "u"), (2, "10", None, "d")]))
+    ordered(path).merge(create_source(schema, [(2, "9", "late", "u")]))
+    assert read_rows(path) == [Row(k=1, s=10, v="ten")]
+    with pytest.raises(SchemaMismatchError, match="s: ten"):
+        ordered(path).merge(create_source(schema, [(1, "ten", "x", "u")]))
+
+
+def test_a_date_first_and_a_timestamp_later_in_the_sinks_own_column(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    path = create_table("k INT, v STRING", deletion_vectors=deletion_vectors)
+    sink = ordered(path, except_columns=["op", "s"])
+    sink.merge(create_source("k INT, s DATE, v STRING, op STRING", [(1, NOON.date(), "day", "u")]))
+    schema = "k INT, s TIMESTAMP, v STRING, op STRING"
+    with pytest.raises(SchemaMismatchError, match=r"sequence_by \(s\): 2024-01-01 12:00:00"):
+        sink.merge(create_source(schema, [(1, NOON, "noon", "u")]))
+    sink.merge(create_source(schema, [(1, NOON.replace(hour=0) + dt.timedelta(days=1), "next", "u")]))
+    sink.merge(create_source(schema, [(1, NOON.replace(hour=0), "old", "u")]))
+    assert read_rows(path, "v") == [Row(v="next")]
+
+
+@pytest.mark.parametrize("own_column", [True, False])
+def test_a_wider_number_does_not_wrap(spark, create_table, create_source, read_rows, deletion_vectors, own_column):
+    """Without ANSI mode a cast of 2^31 + 1 to INT gives a negative number."""
+    path = create_table("k INT, v STRING" + ("" if own_column else ", s INT"), deletion_vectors=deletion_vectors)
+    sink = ordered(path, except_columns=["op", "s"] if own_column else ["op"])
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        sink.merge(create_source("k INT, v STRING, s INT, op STRING", [(1, "old", 5, "u")]))
+        wide = create_source("k INT, v STRING, s BIGINT, op STRING", [(1, "newest", 2**31 + 1, "u")])
+        with pytest.raises(SchemaMismatchError, match="2147483649"):
+            sink.merge(wide)
+        sink.merge(create_source("k INT, v STRING, s BIGINT, op STRING", [(1, "newer", 6, "u"), (2, "x", 1, "u")]))
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+    assert read_rows(path, "k", "v") == [Row(k=1, v="newer"), Row(k=2, v="x")]
+
+
+def test_what_the_type_of_the_target_cannot_hold_goes_to_the_quarantine(
+    spark, create_table, create_source, read_rows, deletion_vectors, tmp_path
+):
+    path = create_table("k INT, s INT", deletion_vectors=deletion_vectors)
+    quarantine = str(tmp_path / "quarantine")
+    sink = ordered(path, quarantine=quarantine)
+    rows = [(1, 2**40, "u"), (1, 3, "u"), (2, 4, "d")]
+    result = sink.merge(create_source("k INT, s BIGINT, op STRING", rows))
+    assert (read_rows(path), result.num_quarantined_rows) == ([Row(k=1, s=3)], 1)
+    assert [row["row"] for row in read_rows(quarantine, "row")] == ['{"k":1,"s":1099511627776,"op":"u"}']
+
+
+@pytest.mark.core
+def test_a_sequence_that_is_widened_keeps_its_deletes(spark, create_table, create_source, read_rows, deletion_vectors):
+    path = create_table(
+        "k INT, s INT, v STRING", deletion_vectors=deletion_vectors, properties={"delta.enableTypeWidening": "true"}
+    )
+    sink = ordered(path)
+    sink.merge(create_source("k INT, s INT, v STRING, op STRING", [(1, 5, "x", "u"), (2, 5, None, "d")]))
+    spark.sql(f"ALTER TABLE delta.`{path}` CHANGE COLUMN s TYPE BIGINT")
+    schema = "k INT, s BIGINT, v STRING, op STRING"
+    sink.merge(create_source(schema, [(1, 4, "late", "u"), (2, 4, "late", "u"), (3, 2**40, None, "d")]))
+    sink.merge(create_source(schema, [(3, 2**40 - 1, "late", "u"), (2, 2**40, "new", "u")]))
+    assert read_rows(path) == [Row(k=1, s=5, v="x"), Row(k=2, s=2**40, v="new")]
