@@ -1,0 +1,137 @@
+"""Run every fault at every step of a merge, and write what was found into docs/reliability.md.
+
+`python -m tests.crash.matrix` runs all once, in about an hour. `--rounds 3` runs it three times, each with another call of the file
+system that fails, and another moment after the step at which the process dies. `--faults conflict --steps writing` runs some
+only, and `--dry` writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stream_merge import steps
+from stream_merge.packages import delta_package
+from tests.conftest import SESSION_CONF, STRATEGIES
+from tests.crash.matrix.page import FAULTS, PAGE, with_matrix
+from tests.crash.matrix.session import Case
+from tests.streaming.child_session import last_lines, run_child
+
+OF_STATE = (
+    "columns_added",
+    "feature_added",
+    "quarantining",
+    "quarantined",
+    "truncating",
+    "handing_on",
+    "handed_on",
+    "remembering",
+    "remembered",
+    "forgetting",
+    "forgotten",
+)
+"""The steps that only a sink with state comes to."""
+STEPS = ("created", *OF_STATE[:2], *steps.STEPS[:3], *OF_STATE[2:], *steps.STEPS[3:])
+KILLED = -9
+DISK = "24m"
+
+
+def cases(faults: Sequence[str], rounds: int, steps_of_cases: Sequence[str] = STEPS) -> list[Case]:
+    """Return a case for each fault at each step, by each strategy, with and without state."""
+    found: list[Case] = []
+    for fault in faults:
+        for number_of_round in range(rounds):
+            for step in steps_of_cases:
+                for strategy in STRATEGIES:
+                    for has_state in (False, True):
+                        if has_state or step not in OF_STATE:
+                            found.append(
+                                Case(
+                                    number=len(found),
+                                    step=step,
+                                    fault=fault,
+                                    strategy=strategy,
+                                    has_state=has_state,
+                                    round=number_of_round,
+                                )
+                            )
+    return found
+
+
+def run(of_fault: Sequence[Case], root: Path, conf: dict[str, str]) -> list[dict[str, Any]]:
+    """Run cases in as many processes as it takes, and return what was found in each."""
+    reports = root / "reports.jsonl"
+    reports.write_text("")
+    left, resumes = list(of_fault), False
+    found: list[dict[str, Any]] = []
+    while left:
+        argument = {"conf": conf, "root": str(root), "cases": [asdict(case) for case in left], "resumes": resumes}
+        code = run_child("tests.crash.matrix.session", json.dumps(argument), root / "child.log", timeout=7200)
+        found = [json.loads(line) for line in reports.read_text().splitlines()]
+        left = list(of_fault)[len(found) :]
+        if code not in (0, KILLED) or (code == 0) == bool(left):
+            raise RuntimeError(f"{left[:1]} ended with {code}:\n{last_lines(root / 'child.log')}")
+        resumes = code == KILLED
+    return found
+
+
+def run_all(planned: Sequence[Case], conf: dict[str, str], root: Path) -> list[dict[str, Any]]:
+    """Run the matrix, and return the cases with what was found in them."""
+    found: list[dict[str, Any]] = []
+    for fault in dict.fromkeys(case.fault for case in planned):
+        of_fault = [case for case in planned if case.fault == fault]
+        folder = root / fault.replace(" ", "_")
+        (folder / "disk").mkdir(parents=True)
+        conf_of_fault = conf
+        if fault == "executor killed":
+            conf_of_fault = {**conf, "spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "1g"}
+        if fault == "disk full" and not _mount(folder / "disk"):
+            print("disk full: left out, since a small file system can be mounted by root only", flush=True)
+            continue
+        try:
+            reports = run(of_fault, folder, conf_of_fault)
+        finally:
+            if fault == "disk full":
+                subprocess.run(["umount", str(folder / "disk")], check=True)
+        found += [{**asdict(case), **report} for case, report in zip(of_fault, reports, strict=True)]
+        bad = [report for report in found if report["lost"] or report["doubled"] or report["revived"]]
+        print(f"{fault}: {len(reports)} cases, {len(bad)} wrong so far {bad}", flush=True)
+    return found
+
+
+def _mount(folder: Path) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def main() -> None:
+    """Run what the arguments say."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.matrix", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--faults", nargs="+", default=FAULTS, choices=FAULTS)
+    parser.add_argument("--steps", nargs="+", default=STEPS, choices=STEPS)
+    parser.add_argument("--results", type=Path, help="add to the results of this file, and write all of them")
+    parser.add_argument("--dry", action="store_true", help="write no page")
+    arguments = parser.parse_args()
+    conf = {**SESSION_CONF, "spark.jars.packages": delta_package()}
+    conf["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
+    with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
+        found = run_all(cases(arguments.faults, arguments.rounds, arguments.steps), conf, Path(folder))
+    if arguments.results is not None:
+        with arguments.results.open("a") as results:
+            results.writelines(json.dumps(report) + "\n" for report in found)
+        found = [json.loads(line) for line in arguments.results.read_text().splitlines()]
+    if not arguments.dry:
+        PAGE.write_text(with_matrix(PAGE.read_text(), found))
+    sys.exit(any(report["lost"] or report["doubled"] or report["revived"] for report in found))
+
+
+if __name__ == "__main__":
+    main()
