@@ -286,9 +286,8 @@ def table_root(spark: SparkSession, target: str) -> str:
         return target
 
 
-_OVERTAKEN = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
-"""What Delta finds, beside a conflict, where another writer creates the same table: it looks whether there is one before it begins,
-and then meets a folder whose first commit is still on its way."""
+_BEGUN = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
+"""What Delta finds where a table has a folder but no commit: another writer's first one is still on its way, or never came."""
 
 
 def create_table(
@@ -303,6 +302,9 @@ def create_table(
     """Create the target with the columns of a frame, unless another writer has just done so.
 
     Names with characters that Parquet does not allow (`Order Id`) take column mapping, which is left out otherwise.
+
+    A process that died, or a disk that was full, may have left the folder of a log without a commit. Delta says for ever that there
+    is a table and that there is none; its writer alone begins the log. The columns are nullable then, whatever the frame says.
     """
     from delta.tables import DeltaTable
 
@@ -314,15 +316,48 @@ def create_table(
     if cluster_by:
         builder = builder.clusterBy(*cluster_by)
     mapping = {_COLUMN_MAPPING: "name"} if any(_UNFIT.search(name) for name in _names_in(like.schema)) else {}
-    for name, value in {**mapping, **properties}.items():
+    properties = {**mapping, **properties}
+    for name, value in properties.items():
         builder = builder.property(name, value)
     try:
         builder.execute()
     except JVM_ERRORS as error:
         failure = translate(error)
-        is_race = conflict_name(error) is not None or failure.condition in _OVERTAKEN
-        if not is_race or not any(table_exists(spark, target) for _ in _looks()):
+        is_begun = failure.condition in _BEGUN
+        if not is_begun and conflict_name(error) is None:
             raise failure from error
+        if any(table_exists(spark, target) for _ in _looks()):
+            return
+        if not is_begun:
+            raise failure from error
+        try:
+            _begin_log(spark, target, like, partition_by=partition_by, cluster_by=cluster_by, properties=properties)
+        except JVM_ERRORS as another:
+            if not table_exists(spark, target):
+                raise failure from another
+
+
+def _begin_log(
+    spark: SparkSession,
+    target: str,
+    like: DataFrame,
+    *,
+    partition_by: Sequence[str],
+    cluster_by: Sequence[str],
+    properties: Mapping[str, str],
+) -> None:
+    """Write the first commit into the folder of a log that has none."""
+    writer = spark.createDataFrame([], like.schema).write.format("delta").mode("append").options(**properties)
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    path = location(spark, target)
+    if path is None:
+        writer.saveAsTable(target)
+    else:
+        writer.save(path)
+    if cluster_by:
+        # The writer takes the folder for a table, and leaves its layout alone.
+        spark.sql(f"ALTER TABLE {sql_name(spark, target)} CLUSTER BY ({', '.join(cluster_by)})")
 
 
 def _names_in(data_type: DataType) -> Iterator[str]:

@@ -96,7 +96,7 @@ def footprint(spark: SparkSession) -> Footprint:
     return Footprint(
         persisted=kept_frames(spark),
         is_cache_empty=bool(spark._jsparkSession.sharedState().cacheManager().isEmpty()),
-        views=sorted(table.name for table in spark.catalog.listTables() if table.isTemporary),
+        views=sorted(view.viewName for view in spark.sql("SHOW VIEWS").collect() if view.isTemporary),
         conf={name: value for name, value in spark.conf.getAll.items() if name != SET_BY_DELTA},
         local_properties={
             name: context.getLocalProperty(name) for name in ("spark.job.description", "spark.sql.execution.id")
