@@ -2,7 +2,7 @@
 
 Its argument is JSON: the `conf` of its session, the `root` folder and the `scenarios`, each with the name of its `sink`, its
 `step`, its `fault` and whether the target has `deletion_vectors`. It writes `report.json` into the root: for each scenario the
-rows of its tables, how often the fault came, and the error if there was one.
+rows of its tables, how often the fault came, when it began and ended, and the error if there was one.
 
 The source has two rows for each key, of which it takes one: which one, and in which order they come, differs each time that it is
 computed.
@@ -39,6 +39,7 @@ SPECULATION = {
     "spark.speculation.multiplier": "1.5",
     # A stage of one task has no others that it could be slower than.
     "spark.speculation.task.duration.threshold": "1s",
+    "spark.speculation.efficiency.enabled": "false",
 }
 """The settings by which Spark runs a task a second time when the first attempt takes long."""
 
@@ -105,15 +106,6 @@ class Cluster:
         self.num_faults += 1
         self.stalled = threading.Timer(STALL_SECONDS, os.kill, (process, signal.SIGCONT))
         self.stalled.start()
-
-    def num_speculated(self) -> int:
-        """Return how many tasks were run a second time so far, beside the first."""
-        context: Any = self.spark.sparkContext._jsc.sc()
-        summaries = [
-            context.statusStore().speculationSummary(stage, 0)
-            for stage in range(int(context.dagScheduler().nextStageId()))
-        ]
-        return sum(int(summary.get().numTasks()) for summary in summaries if summary.isDefined())
 
     def drop_blocks(self) -> None:
         """Remove the kept rows from all executors, as if each had lost them."""
@@ -219,7 +211,6 @@ def run_scenario(cluster: Cluster, scenario: dict[str, Any], root: Path) -> dict
     cluster.wait_until_whole()
     create_tables(cluster.spark, scenario, root)
     cluster.num_faults = 0
-    num_speculated = cluster.num_speculated()
     faults = {"kill": cluster.kill_keeper, "drop": cluster.drop_blocks, "stall": cluster.stall}
 
     def observe(name: str) -> None:
@@ -227,6 +218,7 @@ def run_scenario(cluster: Cluster, scenario: dict[str, Any], root: Path) -> dict
             faults[scenario["fault"]]()
 
     steps.observer = observe
+    began = time.time()
     try:
         tables = merge(cluster.spark, scenario["sink"], root)
     except Exception as error:  # noqa: BLE001 - reported to the test
@@ -236,8 +228,7 @@ def run_scenario(cluster: Cluster, scenario: dict[str, Any], root: Path) -> dict
         if cluster.stalled is not None:
             cluster.stalled.join()
             cluster.stalled = None
-    num_speculated = cluster.num_speculated() - num_speculated
-    return {"tables": tables, "num_faults": cluster.num_faults, "num_speculated": num_speculated}
+    return {"tables": tables, "num_faults": cluster.num_faults, "began": began, "ended": time.time()}
 
 
 def main() -> None:
@@ -249,8 +240,8 @@ def main() -> None:
         name: run_scenario(cluster, scenario, root / f"scenario_{number}")
         for number, (name, scenario) in enumerate(argument["scenarios"].items())
     }
-    (root / "report.json").write_text(json.dumps(report))
     cluster.spark.stop()
+    (root / "report.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ In every scenario each key must be in the table once, with a value that the sour
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.crash.cluster_session import NUM_KEYS, NUM_OLD, SPECULATION
+from tests.services.processes import Process, free_ports
 from tests.streaming.child_session import child_conf, last_lines, run_child
 
 if TYPE_CHECKING:
@@ -64,17 +68,56 @@ SCENARIOS = _scenarios()
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def master(root: Path) -> Iterator[str]:
+    """Return the address of a cluster of two workers, each a host of its own: Spark runs no task twice on one host."""
+    environ = {**os.environ, "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": "256m"}
+    spark_class = Path(find_spec("pyspark").origin).parent / "bin" / "spark-class"
+
+    def process(name: str, *arguments: str) -> Process:
+        command = [spark_class, f"org.apache.spark.deploy.{name}", *arguments, "--webui-port", "0"]
+        return Process(name, command, log=root / f"{name}.log", environ=environ)
+
+    (port,) = free_ports(1)
+    address = f"spark://127.0.0.1:{port}"
+    processes = [process("master.Master", "--host", "127.0.0.1", "--port", str(port))]
+    for host in ("127.0.0.2", "127.0.0.3"):
+        folder = str(root / host)
+        processes.append(
+            process("worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", "--work-dir", folder, address)
+        )
+    for each in processes:
+        each.start()
+    yield address
+    for each in reversed(processes):
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def report(spark: SparkSession, master: str, root: Path) -> dict[str, Any]:
     """Return what the child process found in each scenario."""
-    root = tmp_path_factory.mktemp("cluster")
-    settings = {"spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "1g", **SPECULATION}
-    conf = child_conf(spark, **settings)
+    settings = {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.executor.memory": "1g", **SPECULATION}
+    (root / "events").mkdir()
+    events = {"enabled": "true", "dir": f"file:{root}/events", "rolling.enabled": "false", "compress": "false"}
+    conf = child_conf(spark, **settings, **{f"spark.eventLog.{name}": value for name, value in events.items()})
     argument = {"conf": conf, "root": str(root), "scenarios": SCENARIOS}
     log = root / "child.log"
-    code = run_child("tests.crash.cluster_session", json.dumps(argument), log, timeout=900)
+    code = run_child("tests.crash.cluster_session", json.dumps(argument), log, timeout=1500)
     assert code == 0, last_lines(log)
     found: dict[str, Any] = json.loads(Path(root, "report.json").read_text())
     return found
+
+
+@pytest.fixture(scope="module")
+def speculated(report: dict[str, Any], root: Path) -> list[float]:
+    """Return when tasks were started a second time, in seconds, by the log of Spark's events."""
+    (log,) = (root / "events").iterdir()
+    starts = [json.loads(line) for line in log.read_text().splitlines() if '"SparkListenerTaskStart"' in line]
+    return [start["Task Info"]["Launch Time"] / 1000 for start in starts if start["Task Info"]["Speculative"]]
 
 
 def _values(key: int) -> set[int]:
@@ -83,12 +126,12 @@ def _values(key: int) -> set[int]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_each_row_is_there_once(report: dict[str, Any], name: str):
+def test_each_row_is_there_once(report: dict[str, Any], speculated: list[float], name: str):
     found, sink = report[name], SCENARIOS[name]["sink"]
     assert "error" not in found, found
     assert found["num_faults"] == 1
     if SCENARIOS[name]["fault"] == "stall":
-        assert found["num_speculated"]
+        assert any(found["began"] < start < found["ended"] for start in speculated)
     tables = found["tables"]
     rows = [tuple(row) for table in ("target", "odd") for row in tables.get(table, [])]
     if sink == "ordered":
