@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 export PYSPARK_PYTHON := $(CURDIR)/$(VENV)/bin/python
 
-.PHONY: help demo test test-oldest crash-matrix lint format python java clean
+.PHONY: help demo test test-oldest test-long crash-matrix lint format python java clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' Makefile
@@ -24,6 +24,9 @@ test: $(VENV)/.installed-test ## Run all tests on the newest supported Spark and
 
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core --one-strategy $(ARGS)"
+
+test-long: ## Run all tests there are, with both strategies, whole logs, and an hour of the random machine: takes hours
+	STREAM_MERGE_TEST_RANDOM_MINUTES=$${STREAM_MERGE_TEST_RANDOM_MINUTES:-60} $(MAKE) test ARGS="--long $(ARGS)"
 
 crash-matrix: $(VENV)/.installed-test ## Let every fault come at every step of a merge, and write what was found to docs/reliability.md
 	$(VENV)/bin/python -m tests.crash.matrix $(ARGS)

@@ -103,21 +103,39 @@ STRATEGIES = ("copy_on_write", "merge_on_read")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that go beyond the marker `any_strategy`."""
+    """Add the options that say how much is run."""
     parser.addoption(
         "--both-strategies", action="store_true", help="run the tests marked any_strategy with both strategies"
     )
     parser.addoption("--one-strategy", action="store_true", help="run all tests as if they were marked any_strategy")
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="run those marked long too, all of those marked one_in, with both strategies",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave one strategy to each test that is marked `any_strategy`, unless a test is asked for by its full name."""
-    if config.getoption("--both-strategies") or any("[" in name for name in config.args):
+    """Leave out what the markers `long`, `one_in` and `any_strategy` say, unless a test is asked for by its full name."""
+    if config.getoption("--long") or any("[" in name for name in config.args):
         return
     is_one_enough = config.getoption("--one-strategy")
-    kept = [i for i in items if _is_drawn(i) or not (is_one_enough or i.get_closest_marker("any_strategy"))]
+    both = config.getoption("--both-strategies")
+    kept = [
+        item
+        for item in items
+        if not item.get_closest_marker("long")
+        and _is_in_sample(item)
+        and (both or _is_drawn(item) or not (is_one_enough or item.get_closest_marker("any_strategy")))
+    ]
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     items[:] = kept
+
+
+def _is_in_sample(item: pytest.Item) -> bool:
+    """Tell whether the test is among the ones that its marker `one_in` leaves; the name draws."""
+    marker = item.get_closest_marker("one_in")
+    return marker is None or zlib.crc32(b"sample" + item.nodeid.encode()) % marker.args[0] == 0
 
 
 def _is_drawn(item: pytest.Item) -> bool:

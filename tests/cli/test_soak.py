@@ -1,4 +1,4 @@
-"""Five hundred micro-batches through the command: what it uses stays what it was; some ten minutes, so only when asked for."""
+"""Five hundred micro-batches through the command: what it uses stays what it was; some ten minutes, so only with --long."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import pytest
 
 from tests.spark.delta_log import actions_of, latest_version
 
-ASKED_FOR = "STREAM_MERGE_TEST_FIVE_HUNDRED"
 NUM_BATCHES = 500
 KEYS = 2_000
 ROWS = 150
@@ -44,8 +43,7 @@ master = "local[2]"
 """
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get(ASKED_FOR), reason=f"some ten minutes: only with {ASKED_FOR}=1"),
+    pytest.mark.long,
     pytest.mark.skipif(shutil.which("jcmd") is None, reason="needs jcmd, which a JDK has"),
 ]
 

@@ -65,6 +65,8 @@ def _scenarios() -> dict[str, dict[str, Any]]:
 
 
 SCENARIOS = _scenarios()
+LONG = [*[name for name in SCENARIOS if "drop" in name or "stall" in name][1:-1], "clauses-merge_on_read-kill-writing"]
+"""The scenarios of the long tier: each takes twenty seconds, and the others have every sink, fault and strategy."""
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +100,14 @@ def master(root: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession, master: str, root: Path) -> dict[str, Any]:
+def report(spark: SparkSession, master: str, root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return what the child process found in each scenario."""
     settings = {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.executor.memory": "1g", **SPECULATION}
     (root / "events").mkdir()
     events = {"enabled": "true", "dir": f"file:{root}/events", "rolling.enabled": "false", "compress": "false"}
     conf = child_conf(spark, **settings, **{f"spark.eventLog.{name}": value for name, value in events.items()})
-    argument = {"conf": conf, "root": str(root), "scenarios": SCENARIOS}
+    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
+    argument = {"conf": conf, "root": str(root), "scenarios": {name: SCENARIOS[name] for name in names}}
     log = root / "child.log"
     code = run_child("tests.crash.cluster_session", json.dumps(argument), log, timeout=1500)
     assert code == 0, last_lines(log)
@@ -125,7 +128,9 @@ def _values(key: int) -> set[int]:
     return {n for n in range(2 * NUM_KEYS) if n * 7919 % NUM_KEYS == key}
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCENARIOS]
+)
 def test_each_row_is_there_once(report: dict[str, Any], speculated: list[float], name: str):
     found, sink = report[name], SCENARIOS[name]["sink"]
     assert "error" not in found, found

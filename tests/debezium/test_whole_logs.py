@@ -1,6 +1,4 @@
-"""The whole captured logs in fifty batches, each of which comes twice: hours of a stream, so only when asked for."""
-
-import os
+"""The whole captured logs in fifty batches, each of which comes twice: hours of a stream, so only with --long."""
 
 import pytest
 
@@ -13,12 +11,7 @@ from tests.debezium.postgres_values import rows_of_spark, with_times_as_text
 from tests.debezium.test_captured_logs import decode
 from tests.debezium.test_merged_logs import batches_of, rows_of
 
-ASKED_FOR = "STREAM_MERGE_TEST_WHOLE_LOGS"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get(ASKED_FOR), reason=f"an hour: only with {ASKED_FOR}=1"),
-]
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("strategy", ["merge_on_read", "copy_on_write"])

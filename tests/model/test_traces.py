@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.any_strategy, pytest.mark.slow]
 
-ALL_TRACES = bool(os.environ.get("STREAM_MERGE_TEST_ALL_TRACES"))
-
 NUM_TRACES = 1
-"""How many traces of each model are walked otherwise: the richest are the first, and each takes Spark seconds."""
+"""How many traces of each model are walked without --long: the richest are the first, and each takes Spark seconds."""
 
 COUNTED: dict[str, list[list[Change]]] = {
     "a": [[(1, 1, 0, "u"), (2, 10, 0, "u")]],
@@ -101,11 +98,18 @@ def chosen(model: Model) -> list[Trace]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sink_goes_where_the_model_goes(
-    spark: SparkSession, create_table: CreateTable, tmp_path: Path, monkeypatch, strategy, deletion_vectors, name
+    spark: SparkSession,
+    create_table: CreateTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    strategy: str,
+    deletion_vectors: bool,
+    name: str,
 ):
     model = Model(**MODELS[name], is_merge_on_read=deletion_vectors)
     traces = chosen(model)
-    for number, trace in enumerate(traces if ALL_TRACES else traces[:NUM_TRACES]):
+    for number, trace in enumerate(traces if request.config.getoption("--long") else traces[:NUM_TRACES]):
         with monkeypatch.context() as patch:
             walk = Walk(spark=spark, model=model, path=str(tmp_path / f"trace_{number}"))
             walk.run(trace, create_table, patch)
