@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge.expressions import expression_sql
-from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.clauses import Action, Clause, Expression
+from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, UnresolvedColumnError
 

@@ -20,10 +20,10 @@ from stream_merge.bridge.sessions import classic_session, persisted
 from stream_merge.bridge.statement import manual_operation
 from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import CommitActions, Transaction
+from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID
 from stream_merge.config import SinkConfig
-from stream_merge.engines.job import now_ms
-from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates
-from stream_merge.rows_without_key import ROW_ID
+from stream_merge.files import now_ms
+from stream_merge.partial_updates import PartialUpdates
 from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
 from stream_merge.tombstone_reach import Reach

@@ -11,16 +11,15 @@ from stream_merge.batch_columns import check_columns
 from stream_merge.bridge import sessions
 from stream_merge.bridge.table import open_table
 from stream_merge.bridge.transaction import Transaction
+from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.engines.merge_on_read import independent_rows, needs_old_rows
 from stream_merge.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.files import is_prunable
 from stream_merge.micro_batch import checked_clauses
 from stream_merge.ordered_target import missing_columns, ordered_batch
-from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates
+from stream_merge.partial_updates import PartialUpdates
 from stream_merge.plan import Strategy, choose_strategy
-from stream_merge.rows_without_key import ROW_ID
-from stream_merge.sequence import SEQUENCE
 from stream_merge.state import SinkState
 
 

@@ -7,6 +7,7 @@ after every batch, when nearly nothing has changed: what the commits since say i
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
@@ -292,3 +293,8 @@ def _log_paths(uri: str, root: str) -> Iterable[str]:
     yield uri.replace(":///", ":/", 1)
     if ":///" not in uri:
         yield uri.replace(":/", ":///", 1)
+
+
+def now_ms() -> int:
+    """Return the time for deletion timestamps, in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000

@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.statement import RESERVED_PREFIX, Once
-from stream_merge.config import SinkConfig
-from stream_merge.partial_updates import (
+from stream_merge.bridge.statement import Once
+from stream_merge.column_names import (
     COLUMN_SEQUENCES,
     DELETED,
     IS_DELETE,
     IS_FILL,
+    IS_TIED,
     IS_UNRESOLVED,
     NEWEST_DELETE,
+    NUM_SUPERSEDED,
+    RESERVED_PREFIX,
     UNSET,
-    PartialUpdates,
-    column_sequences,
-    order_of,
 )
-from stream_merge.sequence import IS_TIED, NUM_SUPERSEDED, contents_hash, effect_hash, is_tied
-from stream_merge.statement import column_of, quote
+from stream_merge.config import SinkConfig
+from stream_merge.partial_updates import PartialUpdates, column_sequences, order_of
+from stream_merge.sequence import contents_hash, effect_hash, is_tied
+from stream_merge.sql import column_of, quote
 
 
 def with_unset(batch: DataFrame, config: SinkConfig, columns: Sequence[str]) -> DataFrame:

@@ -16,19 +16,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from stream_merge.bridge.sessions import persisted
+from stream_merge.column_names import COLUMN_SEQUENCES, IS_DELETE, IS_FILL, OLD_KEY, UNSET
 from stream_merge.config import SinkConfig
-from stream_merge.key_moves import OLD_KEY, Moves, joined_in_place, next_steps, place_of
-from stream_merge.partial_updates import (
-    COLUMN_SEQUENCES,
-    IS_DELETE,
-    IS_FILL,
-    UNSET,
-    PartialUpdates,
-    order_of,
-    register_sequence,
-)
+from stream_merge.key_moves import Moves, joined_in_place, next_steps, place_of
+from stream_merge.partial_updates import PartialUpdates, order_of, register_sequence
 from stream_merge.sequence import contents_hash
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 
 _MAX_HOPS = 32
 """How often a row may change its key within one batch; later changes of its key then lack values, and are counted."""

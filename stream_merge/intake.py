@@ -22,20 +22,14 @@ from stream_merge.files import KeyRange, TableFiles
 from stream_merge.folding import described_changes
 from stream_merge.handover import followed_moves
 from stream_merge.key_moves import Moves, find_moves, with_moves
+from stream_merge.measure import evaluated, measured, written_columns
 from stream_merge.ordered_target import ordered_batch
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.quarantine import Quarantine
 from stream_merge.rows_without_key import paired
-from stream_merge.source import (
-    Source,
-    evaluated,
-    key_ranges_of,
-    measured,
-    special_changes,
-    without_truncates,
-    written_columns,
-)
-from stream_merge.statement import quote
+from stream_merge.source import Source, key_ranges_of
+from stream_merge.special_changes import special_changes, without_truncates
+from stream_merge.sql import quote
 from stream_merge.transaction import BatchIdentity
 
 

@@ -16,21 +16,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from stream_merge.bridge.sessions import persisted, summaries
-from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.clauses import Expression
+from stream_merge.column_names import IS_DELETE, NEW_KEY, OLD_KEY, UNSET
 from stream_merge.config import SinkConfig
 from stream_merge.files import is_prunable
-from stream_merge.partial_updates import (
-    IS_DELETE,
-    UNSET,
-    PartialUpdates,
-    order_of,
-)
+from stream_merge.partial_updates import PartialUpdates, order_of
 from stream_merge.source import MAX_UNSHUFFLED_ROWS, bound_of
-from stream_merge.statement import column_of, quote
-
-OLD_KEY = RESERVED_PREFIX + "old_key"
-NEW_KEY = RESERVED_PREFIX + "new_key"
+from stream_merge.sql import column_of, quote
 
 _MAX_BROADCAST_MOVES = 100_000
 """With more, Spark decides how to join them with the batch, which is large as well."""

@@ -37,8 +37,9 @@ from stream_merge.ordered_target import prepare_target, prepared
 from stream_merge.partial_updates import has_column_sequences, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.source import Source, deletes
+from stream_merge.sql import quote
 from stream_merge.state import SinkState
-from stream_merge.statement import effective_clauses, quote
+from stream_merge.statement import effective_clauses
 from stream_merge.tombstones import DOMAIN, TombstoneState
 from stream_merge.transaction import BatchIdentity, called_once
 

@@ -12,12 +12,13 @@ from pyspark.sql.types import AtomicType, DataType, NullType, StringType, Struct
 
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
+from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.exact_values import exactly_typed
-from stream_merge.partial_updates import COLUMN_SEQUENCES, PartialUpdates, find_partial_updates, sequence_struct
-from stream_merge.rows_without_key import ROW_ID, with_row_ids
-from stream_merge.sequence import SEQUENCE, in_type_of_target, stored_in, with_sequence
-from stream_merge.statement import quote
+from stream_merge.partial_updates import PartialUpdates, find_partial_updates, sequence_struct
+from stream_merge.rows_without_key import with_row_ids
+from stream_merge.sequence import in_type_of_target, stored_in, with_sequence
+from stream_merge.sql import quote
 from stream_merge.steps import reached
 
 logger = logging.getLogger("stream_merge")

@@ -15,41 +15,25 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, StringType, StructType
 
-from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedClause, ResolvedMerge
+from stream_merge.bridge.statement import ResolvedClause, ResolvedMerge
 from stream_merge.clauses import When
+from stream_merge.column_names import (
+    COLUMN_SEQUENCES,
+    IS_DELETE,
+    IS_FILL,
+    IS_UNRESOLVED,
+    NEWEST_DELETE,
+    UNSET,
+)
 from stream_merge.config import SinkConfig
 from stream_merge.errors import UnsupportedTableError
 from stream_merge.features import GENERATED
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
     from stream_merge.bridge.transaction import Transaction
-
-COLUMN_SEQUENCES = RESERVED_PREFIX + "column_sequences"
-"""The column that the sink adds to the target: name of a column to the sequence of its value, for the columns whose value is
-older than the row; NULL for the sequence of a column that no change has set. NULL where all columns are as new as the row."""
-
-
-UNSET = RESERVED_PREFIX + "unset"
-"""Names, in lower case, of the columns that a change leaves alone."""
-
-IS_DELETE = RESERVED_PREFIX + "is_delete"
-IS_FILL = RESERVED_PREFIX + "is_fill"
-"""Whether a change gives values to a row without saying that the row is there."""
-
-NEWEST_DELETE = RESERVED_PREFIX + "newest_delete"
-"""The sequence of the newest delete of a key in the batch: what the target has from before it does not count."""
-
-DELETED = RESERVED_PREFIX + "deleted"
-"""The sequence of the newest delete of a key that the table remembers."""
-
-IS_OUTDATED = RESERVED_PREFIX + "is_outdated"
-"""Whether a change is older than that delete."""
-
-IS_UNRESOLVED = RESERVED_PREFIX + "is_unresolved"
-"""Whether the batch has no value for a column that a change did not send."""
 
 
 def has_column_sequences(transaction: Transaction) -> bool:

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, St
 from stream_merge.bridge.jvm import JVM_ERRORS, conflict_name, translate
 from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.sessions import summary
-from stream_merge.bridge.statement import RESERVED_PREFIX, ResolvedMerge
+from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import (
     create_table,
     location,
@@ -26,6 +26,7 @@ from stream_merge.bridge.table import (
     table_exists,
 )
 from stream_merge.bridge.transaction import Transaction
+from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.debezium.settings import CHANGE_COL
 from stream_merge.errors import CommitConflictError, QuarantineLimitError
@@ -34,8 +35,8 @@ from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rejection import Check, Checks
 from stream_merge.row_text import row_as_json
 from stream_merge.rows_without_key import type_before
-from stream_merge.source import SPECIAL, own_columns
-from stream_merge.statement import quote
+from stream_merge.special_changes import SPECIAL, own_columns
+from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.transaction import BatchIdentity, back_off
 

@@ -12,14 +12,15 @@ from pyspark.sql.types import StructField, StructType
 from stream_merge.bridge.attempts import SourceValue, attempted, columns_in, fails, source_values
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.clauses import Expression
+from stream_merge.column_names import SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.exact_values import exact
 from stream_merge.folding import unset_columns
 from stream_merge.partial_updates import PartialUpdates
 from stream_merge.rows_without_key import before_of, is_lost
-from stream_merge.sequence import SEQUENCE
-from stream_merge.source import deletes, is_truncate
-from stream_merge.statement import quote
+from stream_merge.source import deletes
+from stream_merge.special_changes import is_truncate
+from stream_merge.sql import quote
 
 _SHOWN = 80
 """So many characters of a value are quoted in a reason."""

@@ -17,16 +17,16 @@ from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.self_read import find_self_read
-from stream_merge.bridge.statement import RESERVED_PREFIX
 from stream_merge.bridge.table import open_table, table_root
+from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.context import batch_identity, begun_again, output_mode
 from stream_merge.errors import ConfigError, RouterError, TargetNotFoundError, UnknownSourceError, describe_sources
 from stream_merge.metrics import MergeResult
-from stream_merge.router import RouterConfig
 from stream_merge.routes import MAX_SOURCES, MadeSinks, exact_sinks, find_sinks
+from stream_merge.routing.config import RouterConfig
 from stream_merge.side_by_side import Outcomes, run_side_by_side
 from stream_merge.sink import MergeSink
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 
 logger = logging.getLogger("stream_merge")
 

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from stream_merge.clauses import Expression
-from stream_merge.errors import ConfigError
 from stream_merge.metrics import MergeResult
-from stream_merge.routes import SinkOf, Sinks, SinksByKey, copied, find_route_faults
+from stream_merge.routes import Sinks, copied
+from stream_merge.routing.config import Prepare, RouterConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from stream_merge.routed_batch import RouterState
-
-UNKNOWN_POLICIES = ("error", "ignore")
-
-Prepare: TypeAlias = "Callable[[str, DataFrame], DataFrame | None]"
-"""From the name of a source and its rows of the micro-batch to what its sink merges; None if that is nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """Everything `merge_router` was told; see there for what each option means."""
-
-    sinks: SinksByKey | SinkOf
-    by: Expression = "topic"
-    prepare: Prepare | None = None
-    max_parallel: int = 4
-    unknown: str = "error"
-
-    def check(self) -> None:
-        """Raise `ConfigError` with every fault that can be found without a batch."""
-        faults = find_route_faults(self.sinks)
-        if isinstance(self.by, str) and not self.by.strip():
-            faults.append("by is empty")
-        if self.prepare is not None and not callable(self.prepare):
-            faults.append(f"prepare is a {type(self.prepare).__name__}, not a function")
-        if self.max_parallel < 1:
-            faults.append(f"max_parallel={self.max_parallel} is less than 1")
-        if self.unknown not in UNKNOWN_POLICIES:
-            faults.append(f"unknown={self.unknown!r} is not one of {', '.join(UNKNOWN_POLICIES)}")
-        if faults:
-            raise ConfigError(faults)
 
 
 def merge_router(

@@ -8,7 +8,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 
 EXACT_TIMES = {
     # XXX is the offset of the zone.

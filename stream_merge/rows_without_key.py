@@ -26,25 +26,20 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.bridge.sessions import persisted, summary
-from stream_merge.bridge.statement import RESERVED_PREFIX, KeyPair
+from stream_merge.bridge.statement import KeyPair
 from stream_merge.clauses import Expression
+from stream_merge.column_names import IS_REMOVED, RESERVED_PREFIX, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, MergeExecutionError, UnresolvedColumnError
 from stream_merge.features import CHAR_VARCHAR
 from stream_merge.files import KeyRange, is_prunable
 from stream_merge.row_ids import AS_JSON, comparable, ordered_text
-from stream_merge.sequence import SEQUENCE, with_sequence
+from stream_merge.sequence import with_sequence
 from stream_merge.source import bound_of, key_range
-from stream_merge.statement import column_of, quote
+from stream_merge.sql import column_of, quote
 
 if TYPE_CHECKING:
     from stream_merge.change_memory import ChangeMemory
-
-ROW_ID = RESERVED_PREFIX + "row_id"
-"""The column that the sink adds to a target without a key."""
-
-IS_REMOVED = RESERVED_PREFIX + "is_removed"
-"""Whether a change of the batch is one that leaves no row; NULL as long as the batch is as it arrived."""
 
 MAX_BROADCAST_CONTENTS = 500_000
 """With more different contents, Spark decides how to join them with rows and tombstones."""

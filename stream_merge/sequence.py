@@ -8,18 +8,13 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, DataType, MapType, NullType, StringType, StructType, VariantType
 
-from stream_merge.bridge.statement import RESERVED_PREFIX, Once
+from stream_merge.bridge.statement import Once
 from stream_merge.clauses import Expression
+from stream_merge.column_names import IS_TIED, NUM_SUPERSEDED, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaMismatchError
 from stream_merge.exact_values import exactly_typed
-from stream_merge.statement import column_of, quote
-
-SEQUENCE = RESERVED_PREFIX + "sequence"
-"""The column that the sink adds to a target which has no column of its own for the sequence."""
-
-IS_TIED = RESERVED_PREFIX + "is_tied"
-NUM_SUPERSEDED = RESERVED_PREFIX + "num_superseded"
+from stream_merge.sql import column_of, quote
 
 
 def stored_in(

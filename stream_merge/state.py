@@ -25,8 +25,9 @@ from stream_merge.files import TableFiles
 from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import COUNTERS, delta_name
 from stream_merge.partial_updates import PartialUpdates, partial_clauses
-from stream_merge.source import own_columns
-from stream_merge.statement import merge_sql, quote
+from stream_merge.special_changes import own_columns
+from stream_merge.sql import quote
+from stream_merge.statement import merge_sql
 from stream_merge.tombstone_reach import Reach
 
 MAX_RESOLVED = 8

@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from stream_merge.clauses import Action, Clause, Expression, When
 from stream_merge.config import SinkConfig
+from stream_merge.sql import quote
 
 _WHEN = {
     When.MATCHED: "MATCHED",
     When.NOT_MATCHED: "NOT MATCHED",
     When.NOT_MATCHED_BY_SOURCE: "NOT MATCHED BY SOURCE",
 }
-
-
-def quote(*parts: str) -> str:
-    """Return a name as SQL, each part in back quotes."""
-    return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
-
-
-def column_of(expression: Expression) -> Column:
-    """Return an expression as a Column."""
-    return F.expr(expression) if isinstance(expression, str) else expression
 
 
 def effective_clauses(config: SinkConfig) -> tuple[Clause, ...]:

@@ -21,12 +21,12 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.sessions import persisted, summary
-from stream_merge.bridge.statement import SOURCE_ID, ResolvedMerge
+from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import Table
+from stream_merge.column_names import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE, SOURCE_ID
 from stream_merge.errors import ConfigurationChangedError
-from stream_merge.partial_updates import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE
 from stream_merge.row_text import EXACT_TIMES
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 from stream_merge.steps import reached
 
 DOMAIN = "stream_merge"

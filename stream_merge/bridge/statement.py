@@ -27,13 +27,9 @@ from stream_merge.bridge.jvm import (
 )
 from stream_merge.bridge.transaction import Transaction, without_stats
 from stream_merge.clauses import Clause, When
+from stream_merge.column_names import FILE, ROW
 
 T = TypeVar("T")
-
-SOURCE_ID = "_stream_merge_source_id"
-FILE = "_stream_merge_file"
-ROW = "_stream_merge_row"
-RESERVED_PREFIX = "_stream_merge_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

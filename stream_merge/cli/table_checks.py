@@ -26,7 +26,7 @@ from stream_merge.cli.tables import FoundTable, find_table, sink_options
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.errors import ConfigError, StreamMergeError, UnresolvedColumnError
 from stream_merge.log_stores import find_log_store_fault
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 
 MAX_SOURCES = 20
 """So many sources of a pattern are looked at."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from pyspark.sql import types as T
 
-from stream_merge.bridge.statement import RESERVED_PREFIX
+from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.errors import ConfigError
 
 SEMANTICS = frozenset(

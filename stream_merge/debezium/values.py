@@ -11,7 +11,7 @@ from stream_merge.debezium import times
 from stream_merge.debezium.decimals import decimal, decimal_text
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.spelling import lambda_name, let, text
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

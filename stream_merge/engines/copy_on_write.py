@@ -9,12 +9,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
-from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
+from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
 from stream_merge.deletion_vectors import remove_file
 from stream_merge.engines import change_feed
 from stream_merge.engines.job import (
-    ACTION,
     MergeJob,
     Staged,
     by_action,
@@ -24,7 +23,6 @@ from stream_merge.engines.job import (
     count_written,
     inserted_rows,
     is_one_of,
-    now_ms,
     output_columns,
     tracked_values,
     with_tracking,
@@ -40,7 +38,7 @@ from stream_merge.engines.locate import (
     key_columns,
     sum_by_clause,
 )
-from stream_merge.files import DataFile
+from stream_merge.files import DataFile, now_ms
 from stream_merge.steps import reached
 
 

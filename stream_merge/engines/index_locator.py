@@ -16,8 +16,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import planned_at_once
-from stream_merge.bridge.statement import ROW, SOURCE_ID
 from stream_merge.clauses import When
+from stream_merge.column_names import ROW, SOURCE_ID
 from stream_merge.engines.index_order import is_comparable, place_of, sequence_of
 from stream_merge.engines.job import MergeJob, first_applying
 from stream_merge.engines.locate import HASHED_TYPES
@@ -35,7 +35,7 @@ from stream_merge.files import DataFile, physical_name
 from stream_merge.key_index import MAX_ROWS
 from stream_merge.side_by_side import Alongside
 from stream_merge.source import deletes
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 from stream_merge.steps import reached
 
 MIN_CANDIDATE_ROWS = 100_000

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.engines.job import MergeJob
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 
 
 def is_comparable(job: MergeJob) -> bool:

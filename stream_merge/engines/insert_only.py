@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from stream_merge.bridge.sessions import job_description
-from stream_merge.bridge.statement import SOURCE_ID
+from stream_merge.column_names import SOURCE_ID
 from stream_merge.engines.job import (
     MergeJob,
     Staged,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,21 +11,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import planned_at_once
-from stream_merge.bridge.statement import RESERVED_PREFIX, SOURCE_ID, ResolvedClause, ResolvedMerge
+from stream_merge.bridge.statement import ResolvedClause, ResolvedMerge
 from stream_merge.bridge.transaction import CommitActions, Transaction, file_actions
 from stream_merge.clauses import When
+from stream_merge.column_names import ACTION, COMPLETED, IS_UNRESOLVED, NEWEST_DELETE, SOURCE_ID
 from stream_merge.deletion_vectors import StoredVector, VectorCache
 from stream_merge.files import DataFile, TableFiles
 from stream_merge.key_index import KeyIndex
 from stream_merge.metrics import PhaseTimer
-from stream_merge.partial_updates import IS_UNRESOLVED, NEWEST_DELETE
 from stream_merge.source import Source
-
-ACTION = RESERVED_PREFIX + "action"
-"""The number of the clause that applies, null where none does."""
-
-COMPLETED = RESERVED_PREFIX + "completed"
-"""The number of a source row that lacks a value which its change did not send, and has a match to take it from."""
 
 UNCHANGED = -1
 """What `ACTION` is where an update applies that would leave the row as it is."""
@@ -248,11 +241,6 @@ def compact(job: MergeJob, frame: DataFrame, num_rows: int) -> DataFrame:
     by_bytes = int(num_rows * row_bytes // TARGET_FILE_BYTES) + 1
     by_rows = min(cores, num_rows // ROWS_PER_TASK + 1)
     return frame.coalesce(max(by_bytes, by_rows))
-
-
-def now_ms() -> int:
-    """Return the time for deletion timestamps, in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 def count_written(job: MergeJob, new_files: Any) -> tuple[dict[str, int], int | None]:

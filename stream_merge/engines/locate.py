@@ -17,14 +17,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.expressions import bitmap
-from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, ResolvedClause
+from stream_merge.bridge.statement import ResolvedClause
 from stream_merge.clauses import When
+from stream_merge.column_names import ACTION, COMPLETED, FILE, ROW, SOURCE_ID
 from stream_merge.deletion_vectors import deserialize
-from stream_merge.engines.job import ACTION, COMPLETED, UNCHANGED, MergeJob, first_applying, without_matches
+from stream_merge.engines.job import UNCHANGED, MergeJob, first_applying, without_matches
 from stream_merge.engines.unchanged import unchanged_rows
 from stream_merge.errors import AmbiguousMatchError
 from stream_merge.files import DataFile
-from stream_merge.statement import quote
+from stream_merge.sql import quote
 from stream_merge.steps import reached
 
 HASHED_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp")

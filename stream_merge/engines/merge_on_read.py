@@ -11,14 +11,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
-from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID, ResolvedClause
+from stream_merge.bridge.statement import ResolvedClause
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import When
+from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
 from stream_merge.deletion_vectors import VectorWriter, delete_rows, remove_file
 from stream_merge.engines import change_feed
 from stream_merge.engines.index_locator import find_matches_by_index, is_indexable, is_worthwhile
 from stream_merge.engines.job import (
-    ACTION,
     MergeJob,
     Staged,
     by_action,
@@ -29,7 +29,6 @@ from stream_merge.engines.job import (
     first_applying,
     inserted_rows,
     is_one_of,
-    now_ms,
     output_columns,
     tracked_values,
     with_tracking,
@@ -46,7 +45,7 @@ from stream_merge.engines.locate import (
     sum_by_clause,
 )
 from stream_merge.engines.pairs import MAX_SOURCE_ROWS, Located, find_pairs
-from stream_merge.files import DataFile
+from stream_merge.files import DataFile, now_ms
 from stream_merge.side_by_side import Alongside
 from stream_merge.steps import reached
 

@@ -14,9 +14,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import planned_at_once
-from stream_merge.bridge.statement import FILE, ROW, SOURCE_ID
 from stream_merge.clauses import When
-from stream_merge.engines.job import ACTION, MergeJob
+from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
+from stream_merge.engines.job import MergeJob
 from stream_merge.engines.locate import FileMatches, joined_rows
 from stream_merge.files import DataFile
 from stream_merge.steps import reached

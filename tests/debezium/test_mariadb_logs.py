@@ -12,10 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import debezium, merge_sink
-from stream_merge.partial_updates import COLUMN_SEQUENCES
-from stream_merge.rows_without_key import ROW_ID
-from stream_merge.sequence import SEQUENCE
-from stream_merge.statement import quote
+from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
+from stream_merge.sql import quote
 from tests.debezium.captures import fold
 from tests.debezium.mariadb import (
     COLUMNS,

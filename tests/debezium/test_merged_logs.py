@@ -8,8 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import debezium, merge_router, merge_sink
-from stream_merge.partial_updates import COLUMN_SEQUENCES
-from stream_merge.sequence import SEQUENCE
+from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
 from tests.debezium.captures import (
     CAPTURES,
     COLUMNS,

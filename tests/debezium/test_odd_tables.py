@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from stream_merge import debezium, merge_router, merge_sink
-from stream_merge.partial_updates import COLUMN_SEQUENCES
-from stream_merge.sequence import SEQUENCE
+from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
 from tests.debezium.captures import CAPTURES, EVENT_SCHEMA, as_records, fold
 from tests.debezium.postgres_values import field_of, rows_of_database, rows_of_spark, with_times_as_text
 from tests.debezium.test_merged_logs import batches_of

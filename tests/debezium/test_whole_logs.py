@@ -3,8 +3,7 @@
 import pytest
 
 from stream_merge import debezium, merge_sink
-from stream_merge.partial_updates import COLUMN_SEQUENCES
-from stream_merge.sequence import SEQUENCE
+from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
 from tests.debezium import test_odd_tables as odd
 from tests.debezium.captures import CAPTURES, COLUMNS, DEMO, EVENT_SCHEMA, KEYS, read_expected
 from tests.debezium.postgres_values import rows_of_spark, with_times_as_text

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyspark.errors import PySparkException
 
 from stream_merge import MergeSink, merge_sink, steps
+from stream_merge.column_names import SEQUENCE
 from stream_merge.errors import BatchIdRegressionError, CommitStateUnknownError
-from stream_merge.sequence import SEQUENCE
 from tests.random.faulty import FaultyFileSystem
 from tests.random.model import Row, TableModel, exact_rows, plain
 from tests.random.statistics import wrong_statistics

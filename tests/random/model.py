@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_merge.sequence import SEQUENCE
+from stream_merge.column_names import SEQUENCE
 
 Row = dict[str, Any]
 

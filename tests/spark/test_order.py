@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from stream_merge import MergeSink, merge_sink
-from stream_merge.sequence import SEQUENCE
+from stream_merge.column_names import SEQUENCE
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import files_below
 

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink, source
+from stream_merge.column_names import COLUMN_SEQUENCES
 from stream_merge.errors import ConfigError, UnresolvedColumnError, UnsupportedTableError
 from stream_merge.folding import folded_changes
-from stream_merge.partial_updates import COLUMN_SEQUENCES
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import change_rows
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.column_names import ROW_ID, SEQUENCE
 from stream_merge.errors import ConfigError, ConfigurationChangedError, MergeExecutionError, UnresolvedColumnError
-from stream_merge.rows_without_key import ROW_ID
-from stream_merge.sequence import SEQUENCE
 from tests.conftest import CreateTable
 from tests.spark.drawing import LOGS, delivered, drawn
 from tests.spark.tables import change_rows, files_below, recorded_state
