@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stream_merge.cli.file import load_pipeline
-from stream_merge.cli.session import start_session
+from stream_merge.cli.file.load import load_pipeline
+from stream_merge.cli.run.session import start_session
 
 if __name__ == "__main__":
     loaded = load_pipeline(Path(sys.argv[1]))

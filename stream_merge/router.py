@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from stream_merge.clauses import Expression
 from stream_merge.metrics import MergeResult
-from stream_merge.routes import Sinks, copied
 from stream_merge.routing.config import Prepare, RouterConfig
+from stream_merge.routing.routes import Sinks, copied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from stream_merge.routed_batch import RouterState
+    from stream_merge.routing.routed_batch import RouterState
 
 
 def merge_router(
@@ -105,7 +105,7 @@ class MergeRouter:
         return self._run(batch_df, None)
 
     def _run(self, batch_df: DataFrame, batch_id: int | None) -> dict[str, MergeResult]:
-        from stream_merge.routed_batch import RouterState, run_routed_batch
+        from stream_merge.routing.routed_batch import RouterState, run_routed_batch
 
         # Made here rather than in __init__: importing the package must start nothing and need no pyspark.
         if self._cache is None:

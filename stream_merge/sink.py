@@ -14,8 +14,8 @@ from stream_merge.metrics import MergeResult
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from stream_merge.batch.caches import SinkState
     from stream_merge.bridge.sessions import RunningQuery
-    from stream_merge.state import SinkState
 
 
 def merge_sink(
@@ -282,7 +282,7 @@ class MergeSink:
         Raises:
             StreamMergeError: Nothing of the batch is in the table.
         """
-        from stream_merge.context import run_micro_batch
+        from stream_merge.batch.context import run_micro_batch
 
         return run_micro_batch(self._config, self._state(), batch_df, batch_id, query)
 
@@ -295,7 +295,7 @@ class MergeSink:
         Raises:
             StreamMergeError: Nothing of the batch is in the table.
         """
-        from stream_merge.context import run_micro_batch
+        from stream_merge.batch.context import run_micro_batch
 
         return run_micro_batch(self._config, self._state(), batch_df, None)
 
@@ -305,7 +305,7 @@ class MergeSink:
         Raises:
             StreamMergeError: The merge is not possible; the same error as `merge` would raise.
         """
-        from stream_merge.explanation import explain
+        from stream_merge.batch.explain import explain
 
         return explain(self._config, self._state(), batch_df)
 
@@ -318,14 +318,14 @@ class MergeSink:
         Raises:
             StreamMergeError: The target is no Delta table, or another writer was faster.
         """
-        from stream_merge.change_memory import forget_state
+        from stream_merge.tombstones.store import forget_state
 
         forget_state(spark, self._config.target)
 
     def _state(self) -> SinkState:
         # Made here rather than in __init__: importing the package must start nothing and need no pyspark.
         if self._cache is None:
-            from stream_merge.state import SinkState
+            from stream_merge.batch.caches import SinkState
 
             self._cache = SinkState()
         return self._cache

@@ -16,18 +16,18 @@ import typer
 
 from stream_merge import MergeResult, __version__
 from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
-from stream_merge.cli.logs import LogLevel, configure_logging
-from stream_merge.cli.secrets import Secrets
+from stream_merge.cli.file.secrets import Secrets
+from stream_merge.cli.show.logs import LogLevel, configure_logging
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
-    from stream_merge.cli.file import LoadedPipeline
-    from stream_merge.cli.pipeline import Pipeline
-    from stream_merge.cli.progress import Progress
-    from stream_merge.cli.prometheus import Metrics
-    from stream_merge.cli.stopping import StopNow
+    from stream_merge.cli.errors import StopNow
+    from stream_merge.cli.file.load import LoadedPipeline
+    from stream_merge.cli.file.pipeline import Pipeline
+    from stream_merge.cli.run.progress import Progress
+    from stream_merge.cli.show.prometheus import Metrics
 
 DEFAULT_FILE = Path("pipeline.toml")
 
@@ -105,7 +105,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented example of a pipeline file."""
-    from stream_merge.cli.example import write_example
+    from stream_merge.cli.file.example import write_example
 
     with _Command():
         write_example(file, force=force)
@@ -124,7 +124,7 @@ def validate(
     """Check a pipeline file against its source and its tables, and tell every fault with its line."""
     with _Command(log_level) as command:
         loaded = command.load(file)
-        from stream_merge.cli.validate import validate as find_faults
+        from stream_merge.cli.checks.validate import validate as find_faults
 
         spark = None if offline else command.start_session(loaded.pipeline)
         faults = find_faults(loaded, spark)
@@ -154,17 +154,17 @@ def status(
     with _Command(log_level) as command:
         loaded = command.load(pipeline) if pipeline is not None else None
         if plot is not None:
-            from stream_merge.cli.plots import check_plot_file
+            from stream_merge.cli.show.plots import check_plot_file
 
             check_plot_file(plot)
         spark = command.start_session(loaded.pipeline if loaded is not None else None)
-        from stream_merge.cli.status import read_status
-        from stream_merge.cli.status_view import print_status
+        from stream_merge.cli.show.status import read_status
+        from stream_merge.cli.show.status_view import print_status
 
         found = read_status(spark, table, limit)
         print_status(_terminal(), found)
         if plot is not None:
-            from stream_merge.cli.plots import plot as draw
+            from stream_merge.cli.show.plots import plot as draw
 
             draw(found, plot)
             typer.echo(f"{plot} is written.")
@@ -183,8 +183,8 @@ def explain(
     """Print the plan of the merge into each table and the reason for it; writes nothing."""
     with _Command(log_level) as command:
         loaded = command.load(file)
-        from stream_merge.cli.explain import explain as explain_tables
-        from stream_merge.cli.sources import check_brokers
+        from stream_merge.cli.checks.explain import explain as explain_tables
+        from stream_merge.cli.query.sources import check_brokers
 
         check_brokers(loaded.pipeline.source)
         spark = command.start_session(loaded.pipeline)
@@ -207,14 +207,14 @@ class _Command:
     spark: SparkSession | None = None
 
     def __enter__(self) -> _Command:
-        from stream_merge.cli.stopping import end_on_sigterm
+        from stream_merge.cli.run.stopping import end_on_sigterm
 
         end_on_sigterm()
         return self
 
     def load(self, file: Path) -> LoadedPipeline:
         """Read a pipeline file, and hide its secrets from now on."""
-        from stream_merge.cli.file import load_pipeline
+        from stream_merge.cli.file.load import load_pipeline
 
         loaded = load_pipeline(file)
         self.secrets = loaded.secrets
@@ -223,8 +223,8 @@ class _Command:
 
     def start_session(self, pipeline: Pipeline | None) -> SparkSession:
         """Start Spark for a command that is soon done."""
-        from stream_merge.cli.pipeline import SparkSettings
-        from stream_merge.cli.session import start_spark
+        from stream_merge.cli.file.pipeline import SparkSettings
+        from stream_merge.cli.run.session import start_spark
 
         self.secrets = self.secrets or Secrets()
         configure_logging(self.log_level, self.secrets)
@@ -243,8 +243,8 @@ class _Command:
         typer.echo(self.secrets.mask(text) if self.secrets is not None else text, err=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        from stream_merge.cli.session import stop_session
-        from stream_merge.cli.stopping import StopNow
+        from stream_merge.cli.errors import StopNow
+        from stream_merge.cli.run.session import stop_session
 
         if isinstance(error, StopNow):
             _end_at_once(error)
@@ -257,7 +257,7 @@ class _Command:
 
     def _explain(self, error: Exception) -> ExitCode:
         """Say in a sentence what went wrong, and return the exit code."""
-        from stream_merge.cli.faults import PipelineFileError
+        from stream_merge.cli.file.faults import PipelineFileError
 
         is_debug = self.log_level is LogLevel.DEBUG
         if is_debug:
@@ -311,13 +311,13 @@ def _waiting(text: str) -> Iterator[None]:
 
 def _run(loaded: LoadedPipeline, console: Console | None, *, once: bool) -> ExitCode:
     """Run a pipeline with everything that watches it."""
-    from stream_merge.cli.faults import PipelineFileError
-    from stream_merge.cli.live import LiveView
-    from stream_merge.cli.progress import Progress, State
-    from stream_merge.cli.prometheus import Endpoint, Metrics
-    from stream_merge.cli.sources import check_brokers
-    from stream_merge.cli.tables import build_sink, known_targets
-    from stream_merge.cli.validate import validate as validate_offline
+    from stream_merge.cli.checks.validate import validate as validate_offline
+    from stream_merge.cli.file.faults import PipelineFileError
+    from stream_merge.cli.query.sources import check_brokers
+    from stream_merge.cli.query.tables import build_sink, known_targets
+    from stream_merge.cli.run.progress import Progress, State
+    from stream_merge.cli.show.live import LiveView
+    from stream_merge.cli.show.prometheus import Endpoint, Metrics
 
     pipeline, mask = loaded.pipeline, loaded.secrets.mask
     progress = Progress(pipeline.pipeline.name)
@@ -352,11 +352,11 @@ def _run_on_spark(
 ) -> ExitCode:
     import logging
 
-    from stream_merge.cli.catalog import find_catalog_faults
-    from stream_merge.cli.faults import PipelineFileError
-    from stream_merge.cli.runner import Runner
-    from stream_merge.cli.session import start_session, stopped_after
-    from stream_merge.cli.stopping import StopSignals
+    from stream_merge.cli.checks.catalog import find_catalog_faults
+    from stream_merge.cli.file.faults import PipelineFileError
+    from stream_merge.cli.run.runner import Runner
+    from stream_merge.cli.run.session import start_session, stopped_after
+    from stream_merge.cli.run.stopping import StopSignals
 
     logger = logging.getLogger("stream_merge.cli")
     pipeline = loaded.pipeline
@@ -377,7 +377,7 @@ def _observer(progress: Progress, metrics: Metrics) -> Callable[[MergeResult], N
     """Return what is called with the result of each table and micro-batch."""
     import logging
 
-    from stream_merge.cli.live import result_line
+    from stream_merge.cli.show.live import result_line
 
     logger = logging.getLogger("stream_merge.cli")
 

@@ -37,3 +37,17 @@ class PipelineError(Exception):
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         self.exit_code = exit_code
         super().__init__(message)
+
+
+class StopNow(BaseException):
+    """The command is to end at once: a second signal came, or the first while no micro-batch could be running.
+
+    Attributes:
+        signal_number: The signal.
+        may_cut_off: Whether a micro-batch may be running.
+    """
+
+    def __init__(self, signal_number: int, *, may_cut_off: bool = True) -> None:
+        self.signal_number = signal_number
+        self.may_cut_off = may_cut_off
+        super().__init__(signal_number)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stream_merge.clauses import Expression
 from stream_merge.errors import ConfigError
-from stream_merge.routes import SinkOf, SinksByKey, find_route_faults
+from stream_merge.routing.routes import SinkOf, SinksByKey, find_route_faults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

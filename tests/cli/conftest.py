@@ -24,7 +24,7 @@ FEED = {"format": "delta", "table": "./lake/orders"}
 @pytest.fixture
 def make_pipeline() -> Callable[..., Any]:
     """Return a function that makes a pipeline of a source, tables and further sections."""
-    from stream_merge.cli.pipeline import Pipeline
+    from stream_merge.cli.file.pipeline import Pipeline
 
     def make(
         source: Mapping[str, Any] = KAFKA, *tables: Mapping[str, Any], decode: str = "none", **sections: Any

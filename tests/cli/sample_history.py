@@ -6,8 +6,8 @@ import random
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from stream_merge.cli.commits import Commit, commits_of
-from stream_merge.cli.status import Files, RememberedDeletes, Status
+from stream_merge.cli.show.commits import Commit, commits_of
+from stream_merge.cli.show.status import Files, RememberedDeletes, Status
 
 START_MS = 1_767_261_600_000
 """2026-01-01 10:00:00 UTC"""

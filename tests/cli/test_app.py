@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from stream_merge import __version__, merge_sink
 from stream_merge.cli.app import app
-from stream_merge.cli.logs import LogLevel, configure_logging
-from stream_merge.cli.secrets import Secrets
+from stream_merge.cli.file.secrets import Secrets
+from stream_merge.cli.show.logs import LogLevel, configure_logging
 from stream_merge.errors import RouterError
 
 PIPELINE = """\
@@ -169,7 +169,7 @@ def test_an_error_that_nobody_expected_says_so(invoke, tmp_path, monkeypatch):
     def broken(*_arguments, **_options):
         raise LookupError("the cat\nsat on ${it}")
 
-    monkeypatch.setattr("stream_merge.cli.example.write_example", broken)
+    monkeypatch.setattr("stream_merge.cli.file.example.write_example", broken)
     done = invoke("init")
     assert done.exit_code == 1
     assert done.stderr == (
@@ -181,7 +181,7 @@ def test_a_package_of_python_that_is_missing_is_a_sentence(invoke, monkeypatch):
     def broken(*_arguments, **_options):
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
-    monkeypatch.setattr("stream_merge.cli.example.write_example", broken)
+    monkeypatch.setattr("stream_merge.cli.file.example.write_example", broken)
     done = invoke("init")
     assert (done.exit_code, done.stderr) == (
         3,
@@ -203,7 +203,7 @@ def test_ctrl_c_before_the_pipeline_runs_is_code_130_and_says_nothing(invoke, mo
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stream_merge.cli.example.write_example", interrupted)
+    monkeypatch.setattr("stream_merge.cli.file.example.write_example", interrupted)
     done = invoke("init")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "")
 
@@ -239,7 +239,7 @@ def test_logs_have_no_stack_trace_and_no_secret(capsys):
 
 def test_a_table_that_failed_is_told_by_the_command_alone(capsys):
     """The router's own record comes before the sentence, and says less."""
-    from stream_merge.routed_batch import Outcomes, Route, RoutedBatch
+    from stream_merge.routing.routed_batch import Outcomes, Route, RoutedBatch
 
     route = Route(sink=merge_sink("./lake/orders", keys=["id"]), names=("orders",), num_rows=1)
     failed = Outcomes(results={}, failures={"orders": ValueError("no")}, pending=())

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from stream_merge.cli.errors import ExitCode
-from stream_merge.cli.runner import FIRST_DELAY, LONGEST_DELAY, MAX_RETRIES_ONCE
+from stream_merge.cli.run.runner import FIRST_DELAY, LONGEST_DELAY, MAX_RETRIES_ONCE
 from tests.cli.test_status import AT_80
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
 GUIDE = (ROOT / "docs/command-line.md").read_text()
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
-EXAMPLE = (ROOT / "stream_merge/cli/example.toml").read_text()
+EXAMPLE = (ROOT / "stream_merge/cli/file/example.toml").read_text()
 
 
 def blocks(text: str, language: str = "") -> list[str]:

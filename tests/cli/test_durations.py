@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from stream_merge.cli.checks import ddl_names
-from stream_merge.cli.durations import is_interval, parse_duration
+from stream_merge.cli.file.durations import is_interval, parse_duration
+from stream_merge.cli.file.option_checks import ddl_names
 
 
 @pytest.mark.parametrize(

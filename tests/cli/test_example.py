@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.example import read_example, write_example
-from stream_merge.cli.file import load_pipeline
-from stream_merge.cli.model_faults import SECTIONS, SOURCES
-from stream_merge.cli.pipeline import DeltaSource, FilesSource, KafkaSource
+from stream_merge.cli.file.example import read_example, write_example
+from stream_merge.cli.file.load import load_pipeline
+from stream_merge.cli.file.model_faults import SECTIONS, SOURCES
+from stream_merge.cli.file.pipeline import DeltaSource, FilesSource, KafkaSource
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -3,7 +3,7 @@
 import pytest
 
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.failures import describe
+from stream_merge.cli.query.failures import describe
 from stream_merge.errors import (
     CommitConflictError,
     ConfigError,

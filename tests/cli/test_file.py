@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge.cli.file import Fault, PipelineFileError, load_pipeline
-from stream_merge.cli.pipeline import FilesSource, KafkaSource, TableSettings
+from stream_merge.cli.file.load import Fault, PipelineFileError, load_pipeline
+from stream_merge.cli.file.pipeline import FilesSource, KafkaSource, TableSettings
 
 PIPELINE = '[pipeline]\ncheckpoint = "./checkpoints/shop"\n'
 KAFKA = '[source]\nformat = "kafka"\nbootstrap_servers = "localhost:9092"\ntopics = ["orders"]\n'

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from stream_merge.cli.live import LiveView, count, duration, render, result_line
-from stream_merge.cli.progress import Progress, State
+from stream_merge.cli.run.progress import Progress, State
+from stream_merge.cli.show.live import LiveView, count, duration, render, result_line
 
 
 class Clock:

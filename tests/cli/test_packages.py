@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.packages import find_packages, merged, source_packages
-from stream_merge.cli.pipeline import DeltaSource, FilesSource, KafkaSource, SparkSettings
-from stream_merge.cli.secrets import Secrets
-from stream_merge.cli.session import DEFAULT_CONF, JvmOutput, explain_start_failure, find_settings, launch_settings
+from stream_merge.cli.file.pipeline import DeltaSource, FilesSource, KafkaSource, SparkSettings
+from stream_merge.cli.file.secrets import Secrets
+from stream_merge.cli.query.packages import find_packages, merged, source_packages
+from stream_merge.cli.run.session import DEFAULT_CONF, JvmOutput, explain_start_failure, find_settings, launch_settings
 from stream_merge.packages import log_store_jar
 
 KAFKA = KafkaSource(format="kafka", bootstrap_servers="localhost:9092", topics=["orders"])
@@ -30,7 +30,7 @@ Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: c
 @pytest.fixture(autouse=True)
 def _versions(monkeypatch):
     versions = {"pyspark": "4.2.0", "delta-spark": "4.4.0"}
-    monkeypatch.setattr("stream_merge.cli.packages.version", versions.__getitem__)
+    monkeypatch.setattr("stream_merge.cli.query.packages.version", versions.__getitem__)
     monkeypatch.setattr("stream_merge.packages.version", versions.__getitem__)
 
 

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import pytest
 
-from stream_merge.cli.plots import check_plot_file, draw, plot
-from stream_merge.cli.status import StatusError
+from stream_merge.cli.show.plots import check_plot_file, draw, plot
+from stream_merge.cli.show.status import StatusError
 from tests.cli.sample_history import START_MS, commits_of, commits_of_a_stream, merge_metrics, row, status_of
 
 SVG = "{http://www.w3.org/2000/svg}"

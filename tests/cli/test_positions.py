@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from stream_merge.cli.positions import find_lines
+from stream_merge.cli.file.positions import find_lines
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stream_merge.cli.progress import Progress, State
+from stream_merge.cli.run.progress import Progress, State
 
 
 class Clock:

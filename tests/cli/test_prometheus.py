@@ -7,8 +7,8 @@ import urllib.request
 import pytest
 
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.progress import Progress, State
-from stream_merge.cli.prometheus import Endpoint, Metrics
+from stream_merge.cli.run.progress import Progress, State
+from stream_merge.cli.show.prometheus import Endpoint, Metrics
 
 
 def scrape(port):

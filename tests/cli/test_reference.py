@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge.cli.reference import configuration_reference, pipeline_reference, type_in_words
+from stream_merge.cli.file.reference import configuration_reference, pipeline_reference, type_in_words
 
 DOCS = Path(__file__).parents[2] / "docs"
-REMEDY = "make them anew: python -m stream_merge.cli.reference docs"
+REMEDY = "make them anew: python -m stream_merge.cli.file.reference docs"
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_the_documents_are_up_to_date(name, made):
 
 
 def test_the_command_writes_both(tmp_path):
-    subprocess.run([sys.executable, "-m", "stream_merge.cli.reference", str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-m", "stream_merge.cli.file.reference", str(tmp_path)], check=True)
     names = ["configuration-reference.md", "pipeline-reference.md"]
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         name: (DOCS / name).read_text() for name in names

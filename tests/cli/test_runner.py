@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.progress import Progress, State
-from stream_merge.cli.stopping import BatchGate, StopNow, StoppedError, StopSignals
+from stream_merge.cli.errors import ExitCode, PipelineError, StopNow
+from stream_merge.cli.run.progress import Progress, State
+from stream_merge.cli.run.stopping import BatchGate, StoppedError, StopSignals
 
 FILES_SCHEMA = "id BIGINT, name STRING"
 
@@ -64,8 +64,8 @@ def landing(tmp_path):
 @pytest.fixture
 def make_runner(spark, tmp_path, make_pipeline):
     """Return a function that makes the runner of a pipeline of files, with what shows its progress."""
-    from stream_merge.cli.runner import Runner
-    from stream_merge.cli.tables import build_sink
+    from stream_merge.cli.query.tables import build_sink
+    from stream_merge.cli.run.runner import Runner
 
     def make(signals, *, once=False, around=lambda merge: merge, pipeline=None, **table):
         source = {

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from stream_merge.cli.secrets import Secrets, substitute
+from stream_merge.cli.file.secrets import Secrets, substitute
 
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="shop" password="p4ss\'word";'
 

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from stream_merge import merge_sink
-from stream_merge.cli.status import Files, StatusError, measure_files, read_status, remembered_deletes
-from stream_merge.cli.status_view import print_status
+from stream_merge.cli.show.status import Files, StatusError, measure_files, read_status, remembered_deletes
+from stream_merge.cli.show.status_view import print_status
 from tests.cli.sample_history import QUERY, START_MS, commits_of, commits_of_a_stream, merge_metrics, row, status_of
 
 START = datetime(2026, 1, 1, 10, tzinfo=timezone.utc)

@@ -6,8 +6,8 @@ import pytest
 
 from stream_merge import MergeRouter
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.sources import check_brokers, file_schema, kafka_options, keeps_corrupt_records
-from stream_merge.cli.tables import build_sink, find_table, known_targets, make_sink, make_sinks, sink_options
+from stream_merge.cli.query.sources import check_brokers, file_schema, kafka_options, keeps_corrupt_records
+from stream_merge.cli.query.tables import build_sink, find_table, known_targets, make_sink, make_sinks, sink_options
 from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
 
 FILES = {"format": "files", "path": "./landing", "schema": "id BIGINT, name STRING"}

@@ -5,10 +5,9 @@ from contextlib import suppress
 
 import pytest
 
-from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.pipeline import KafkaSource
-from stream_merge.cli.stopping import StopNow
-from stream_merge.cli.topics import FILE, ReadTopics, client_options, watched_topics
+from stream_merge.cli.errors import ExitCode, PipelineError, StopNow
+from stream_merge.cli.file.pipeline import KafkaSource
+from stream_merge.cli.query.topics import FILE, ReadTopics, client_options, watched_topics
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge.cli.file import PipelineFileError, load_pipeline
-from stream_merge.cli.validate import validate
+from stream_merge.cli.checks.validate import validate
+from stream_merge.cli.file.load import PipelineFileError, load_pipeline
 
 PIPELINE = '[pipeline]\ncheckpoint = "./checkpoints/shop"\n'
 KAFKA = '[source]\nformat = "kafka"\nbootstrap_servers = "127.0.0.1:1"\ntopics = ["orders"]\n'
@@ -264,18 +264,18 @@ def test_a_name_in_a_catalog_that_forgets_its_tables(find, land):
 def test_a_run_refuses_such_a_name_before_anything_is_merged(here, spark, monkeypatch):
     from stream_merge.cli.app import _run_on_spark
 
-    monkeypatch.setattr("stream_merge.cli.session.start_session", lambda *_: spark)
-    monkeypatch.setattr("stream_merge.cli.session.stop_session", lambda _: None)
+    monkeypatch.setattr("stream_merge.cli.run.session.start_session", lambda *_: spark)
+    monkeypatch.setattr("stream_merge.cli.run.session.stop_session", lambda _: None)
     (here / "pipeline.toml").write_text(PIPELINE + FILES + TABLE.replace("./lake/orders", "orders"))
     with pytest.raises(PipelineFileError, match=r":8: tables\[0\]\.target: orders is the name of a table in a catalog"):
         _run_on_spark(load_pipeline(here / "pipeline.toml"), None, None, None, once=True)
 
 
 def test_a_name_in_another_catalog(find, spark, monkeypatch):
-    from stream_merge.cli.catalog import is_forgotten
+    from stream_merge.cli.checks.catalog import is_forgotten
 
-    monkeypatch.setattr("stream_merge.cli.catalog.is_forgotten", lambda *_: False)
-    monkeypatch.setattr("stream_merge.cli.table_checks.is_forgotten", lambda *_: False)
+    monkeypatch.setattr("stream_merge.cli.checks.catalog.is_forgotten", lambda *_: False)
+    monkeypatch.setattr("stream_merge.cli.checks.table_checks.is_forgotten", lambda *_: False)
     assert (
         "pipeline.toml:8: tables[0].target: there is no schema nowhere in the catalog; create it: CREATE SCHEMA nowhere"
         in find(PIPELINE + FILES + TABLE.replace("./lake/orders", "nowhere.orders"))

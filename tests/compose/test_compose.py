@@ -13,10 +13,10 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stream_merge import MergeResult
-from stream_merge.cli.file import load_pipeline
-from stream_merge.cli.progress import Progress, State
-from stream_merge.cli.prometheus import Metrics
-from stream_merge.cli.tables import build_sink
+from stream_merge.cli.file.load import load_pipeline
+from stream_merge.cli.query.tables import build_sink
+from stream_merge.cli.run.progress import Progress, State
+from stream_merge.cli.show.prometheus import Metrics
 from stream_merge.metrics import COUNTERS, PHASES, delta_name
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stream_merge.cli.status import read_status
+from stream_merge.cli.show.status import read_status
 from tests.end_to_end.pipeline_process import SPARK_CONF, command
 from tests.services.connect import Connect
 from tests.services.containers import Containers, compose_image

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql import functions as F
 
-from stream_merge import MergeResult, MergeSink, debezium, merge_sink, steps, tombstones
+from stream_merge import MergeResult, MergeSink, debezium, merge_sink, steps
+from stream_merge.tombstones import manifest
 from tests.streaming.child_session import start_session
 from tests.streaming.streams import SCHEMA, counting_sink, rows, run
 
@@ -160,9 +161,9 @@ def main() -> None:
 
     report(found=rows(spark, target, "id", "n") if (root / "target" / "_delta_log").exists() else [])
     is_debezium = options["sink"] == "debezium"
-    tombstones.MAX_FILES = MAX_FILES if is_debezium else tombstones.MAX_FILES
+    manifest.MAX_FILES = MAX_FILES if is_debezium else manifest.MAX_FILES
     sink = SINKS[options["sink"]](target, on_result=report_result)
-    killer = Killer(spark, root / "target" / tombstones.FOLDER, options["step"], options["batch_id"])
+    killer = Killer(spark, root / "target" / manifest.FOLDER, options["step"], options["batch_id"])
     steps.observer = killer.observe
 
     def merge(batch_df: DataFrame, batch_id: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from stream_merge.steps import STEPS
-from stream_merge.tombstones import FOLDER
+from stream_merge.tombstones.manifest import FOLDER
 from tests.conftest import CreateTable
 from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT, DURING, RECORDS
 from tests.debezium.records import PLACEHOLDER, envelope

@@ -4,7 +4,8 @@ Two sinks, an OPTIMIZE and a statement of SQL share a table. Each goes through i
 to a commit is lost, a commit fails, a process dies, at every moment at which it can. What a version holds is compared with the same
 batches and statements done one after the other in the order of the log, on a plain dictionary.
 
-The steps are those of `stream_merge.steps` and of `stream_merge.transaction`; test_traces.py walks the real sink through them.
+The steps are those of `stream_merge.steps` and of `stream_merge.table.exactly_once`; test_traces.py walks the real sink
+through them.
 """
 
 from __future__ import annotations

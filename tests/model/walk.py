@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stream_merge import MergeSink, batch_commit, merge_sink, steps
+from stream_merge import MergeSink, merge_sink, steps
+from stream_merge.batch import commit
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.errors import BatchIdRegressionError, StreamMergeError
 from tests.conftest import CreateTable
@@ -193,7 +194,7 @@ class Walk:
 
     def _hook(self, patch: pytest.MonkeyPatch) -> None:
         """Stop the sinks where the model's processes stop, and let their commits go wrong; all else is the real sink."""
-        real_commit, real_back_off = Transaction.commit, batch_commit.back_off
+        real_commit, real_back_off = Transaction.commit, commit.back_off
 
         def current() -> Actor | None:
             return self.by_thread.get(threading.get_ident())
@@ -203,7 +204,7 @@ class Walk:
             if actor is not None and step in PLACES:
                 actor.stop_at(PLACES[step])
 
-        def commit(transaction: Transaction, *arguments: Any, **options: Any) -> int | None:
+        def commit_or_not(transaction: Transaction, *arguments: Any, **options: Any) -> int | None:
             actor = current()
             if actor is None:
                 return real_commit(transaction, *arguments, **options)
@@ -226,8 +227,8 @@ class Walk:
                 actor.stop_at("conflicted")
 
         patch.setattr(steps, "observer", observe)
-        patch.setattr(Transaction, "commit", commit)
-        patch.setattr(batch_commit, "back_off", back_off)
+        patch.setattr(Transaction, "commit", commit_or_not)
+        patch.setattr(commit, "back_off", back_off)
 
     def _do(self, step: Step) -> None:
         if step.process in STATEMENTS:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from stream_merge.log_stores import CONDITIONAL_CREATE
+from stream_merge.table.log_stores import CONDITIONAL_CREATE
 from tests.object_store.compile_log_store import CLASS_FILE, compile_log_store, read_class
 from tests.services.processes import Unavailable
 

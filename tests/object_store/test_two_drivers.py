@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stream_merge.log_stores import CONDITIONAL_CREATE
+from stream_merge.table.log_stores import CONDITIONAL_CREATE
 from tests.object_store.conftest import BUCKET
 from tests.object_store.s3_proxy import LOST, LOST_FOR_GOOD, NOT_SENT
 from tests.streaming.child_session import ROOT, last_lines

@@ -2,11 +2,11 @@
 
 import pytest
 
-from stream_merge import tombstones
+from stream_merge.tombstones import manifest
 
 
 @pytest.fixture
 def max_files(monkeypatch: pytest.MonkeyPatch) -> int:
     """Merge files of tombstones when there are more than these few, so that a handful of merges gets there; return the number."""
-    monkeypatch.setattr(tombstones, "MAX_FILES", 3)
+    monkeypatch.setattr(manifest, "MAX_FILES", 3)
     return 3

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from stream_merge.deletion_vectors import StoredVector, VectorCache
+from stream_merge.table.deletion_vectors import StoredVector, VectorCache
 from tests.spark.delta_log import latest_version, read_actions
 
 MILLISECOND = 1000

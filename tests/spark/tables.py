@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable, IdentityGenerator
 
 from stream_merge import MergeSink, merge_sink
-from stream_merge.tombstones import DOMAIN, TombstoneState
+from stream_merge.tombstones.manifest import DOMAIN, TombstoneState
 from tests.spark.delta_log import actions_of, latest_version
 
 if TYPE_CHECKING:

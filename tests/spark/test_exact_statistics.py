@@ -80,7 +80,7 @@ def test_statistics_of_a_file_that_loses_rows_stay_byte_for_byte(
     ],
 )
 def test_all_but_the_note_passes_through(stats):
-    from stream_merge.deletion_vectors import with_wide_bounds
+    from stream_merge.table.deletion_vectors import with_wide_bounds
 
     wide = with_wide_bounds(stats)
     exactly = {"parse_float": Decimal}
@@ -104,7 +104,7 @@ def test_rows_of_times_before_standard_zones_are_found(spark, create_table, crea
 
 
 def test_bounds_of_timestamps_contain_the_seconds_of_old_offsets():
-    from stream_merge.files import parse_stat
+    from stream_merge.table.files import parse_stat
 
     moment = dt.datetime(1880, 1, 1, tzinfo=dt.timezone(dt.timedelta(minutes=53)))
     text = "1880-01-01T00:00:00.000+00:53"

@@ -6,8 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from stream_merge import AmbiguousMatchError, key_index, merge_sink
-from stream_merge.engines import index_locator, index_order, merge_on_read
+from stream_merge import AmbiguousMatchError, merge_sink
+from stream_merge.merge import merge_on_read
+from stream_merge.merge.locate import index_lookup, index_sequence, key_index
 from tests.spark.delta_log import actions_of, latest_version, row_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
 from tests.spark.tables import files_below
@@ -175,8 +176,8 @@ def test_the_index_is_of_the_files_that_one_batch_after_the_other_asks_for(
     spark, create_table, create_source, read_rows, monkeypatch
 ):
     """Recent keys in a table of any size: what no batch looks into is not read for the index, either."""
-    monkeypatch.setattr(index_locator, "MIN_CANDIDATE_ROWS", 10)
-    monkeypatch.setattr(index_locator, "MAX_UNFAMILIAR_ROWS", 5)
+    monkeypatch.setattr(index_lookup, "MIN_CANDIDATE_ROWS", 10)
+    monkeypatch.setattr(index_lookup, "MAX_UNFAMILIAR_ROWS", 5)
     path = create_table("k bigint, v bigint", deletion_vectors=True)
     for start in (0, 100, 200):
         rows = spark.range(start, start + 20).selectExpr("id AS k", "0L AS v")
@@ -250,8 +251,8 @@ def test_files_are_read_only_where_a_row_may_be_newer_than_its_change(
     create_table, create_source, append_rows, read_rows, monkeypatch
 ):
     read = []
-    pairs_in = index_locator.pairs_in
-    monkeypatch.setattr(index_locator, "pairs_in", lambda job, files: read.append(len(files)) or pairs_in(job, files))
+    pairs_in = index_lookup.pairs_in
+    monkeypatch.setattr(index_lookup, "pairs_in", lambda job, files: read.append(len(files)) or pairs_in(job, files))
     schema = "k bigint, v string, seq bigint"
     path = create_table(schema, [(1, "a", 1), (2, "a", 5), (3, "a", None)], deletion_vectors=True)
     append_rows(path, schema, [(11, "b", 10), (12, "b", 100)])
@@ -307,17 +308,17 @@ PLACES = {
 def test_the_driver_orders_sequences_as_spark_does(spark, kind):
     data_type = spark.createDataFrame([], f"s {kind}").schema["s"].dataType
     rows = spark.createDataFrame(list(enumerate(reversed(PLACES[kind]))), f"n int, s {kind}")
-    sent = rows.select("n", "s", index_order.sent(rows["s"], data_type).alias("sent"))
+    sent = rows.select("n", "s", index_sequence.sent(rows["s"], data_type).alias("sent"))
     in_order = [row["n"] for row in sent.orderBy("s").select("n").collect()]
     assert in_order == sorted(in_order, reverse=True)
     values = sent.select("n", "sent").toArrow().to_pylist()
-    assert [row["n"] for row in sorted(values, key=lambda row: index_order.place_of(row["sent"]))] == in_order
-    assert index_order.is_comparable_type(data_type)
+    assert [row["n"] for row in sorted(values, key=lambda row: index_sequence.place_of(row["sent"]))] == in_order
+    assert index_sequence.is_comparable_type(data_type)
 
 
 def test_where_the_order_counts_an_index_is_worth_more_rows(spark, create_table, create_source, monkeypatch):
-    monkeypatch.setattr(index_locator, "MIN_CANDIDATE_ROWS", 2)
-    monkeypatch.setattr(index_locator, "MIN_ORDERED_CANDIDATE_ROWS", 4)
+    monkeypatch.setattr(index_lookup, "MIN_CANDIDATE_ROWS", 2)
+    monkeypatch.setattr(index_lookup, "MIN_ORDERED_CANDIDATE_ROWS", 4)
     path = create_table("k bigint, seq bigint", [(1, 1), (2, 1)], deletion_vectors=True)
     sinks = merge_sink(path, keys="k"), merge_sink(path, keys="k", sequence_by="seq")
     assert [sink.merge(create_source("k bigint, seq bigint", [(1, 2)])).locator for sink in sinks] == ["index", "scan"]

@@ -9,8 +9,8 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.batch.target import FEATURE
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
-from stream_merge.ordered_target import FEATURE
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import recorded_state
 

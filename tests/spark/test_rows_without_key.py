@@ -257,15 +257,15 @@ def test_files_without_equal_rows_are_not_read(spark, create_table, create_sourc
     for seq in range(1, 5):
         sink.merge(create_source(CHANGES, [add(seq, (seq * 10, "x"))]))
     read: list[int] = []
-    from stream_merge import intake
+    from stream_merge.batch import preparation
 
-    rows_in = intake._rows_in
+    rows_in = preparation._rows_in
 
     def counted(ranges, resolved, transaction, files):
         read.append(len(files.may_match(ranges, None)))
         return rows_in(ranges, resolved, transaction, files)
 
-    monkeypatch.setattr(intake, "_rows_in", counted)
+    monkeypatch.setattr(preparation, "_rows_in", counted)
     sink.merge(create_source(CHANGES, [remove(9, (30, "x"))]))
     assert read == [1]
 
@@ -318,13 +318,13 @@ def test_wider_numbers_leave_rows_as_they_are(spark, create_table, create_source
 
 
 def test_what_is_remembered_of_equal_rows_is_forgotten_together(create_table, create_source, read_rows, monkeypatch):
-    from stream_merge import change_memory
+    from stream_merge.tombstones import store
 
     path = create_table(SCHEMA)
     sink = keyless(path, tombstone_retention=dt.timedelta(days=7))
     day = 24 * 3600 * 1000
     now = [100 * day]
-    monkeypatch.setattr(change_memory, "now_ms", lambda: now[0])
+    monkeypatch.setattr(store, "now_ms", lambda: now[0])
 
     def merge(*changes):
         sink.merge(create_source(CHANGES, changes))

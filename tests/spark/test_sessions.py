@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from stream_merge import debezium, merge_sink
+from stream_merge.batch.measure import evaluated
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.sessions import active, persisted, planned_at_once, summaries
-from stream_merge.measure import evaluated
-from stream_merge.source import MAX_UNSHUFFLED_ROWS
+from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS
 from tests.conftest import CreateTable
 from tests.debezium.records import frame_of
 from tests.spark.jobs import job_descriptions, jobs_since, next_job_id

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.bridge.threads import Alongside
 from stream_merge.errors import ConstraintViolationError, StreamMergeError
-from stream_merge.side_by_side import Alongside
-from stream_merge.tombstones import FOLDER
+from stream_merge.tombstones.manifest import FOLDER
 from tests.spark.delta_log import latest_version
 
 pytestmark = pytest.mark.any_strategy

@@ -113,11 +113,11 @@ def test_a_default_that_is_the_time_is_taken_anew(spark, create_table, create_so
 
 def test_columns_with_names_of_functions_are_kept(create_table, create_source, deletion_vectors, monkeypatch):
     """A name in the schema says nothing of time: the second batch is resolved from the cache."""
-    from stream_merge import state
+    from stream_merge.batch import caches
 
     calls = []
-    analyse = state.analyse
-    monkeypatch.setattr(state, "analyse", lambda *args, **kwargs: calls.append(1) or analyse(*args, **kwargs))
+    analyse = caches.analyse
+    monkeypatch.setattr(caches, "analyse", lambda *args, **kwargs: calls.append(1) or analyse(*args, **kwargs))
     path = create_table("user INT, uuid STRING, current_date INT", deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys="user")
     for number in range(3):

@@ -9,8 +9,8 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from stream_merge import AmbiguousMatchError, merge_sink
-from stream_merge.engines.unchanged import is_same
 from stream_merge.errors import ConstraintViolationError
+from stream_merge.merge.unchanged import is_same
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
 from tests.spark.tables import change_rows, create_computed, files_below, upsert
 from tests.streaming.streams import ChangeFiles, recorded_ids, run

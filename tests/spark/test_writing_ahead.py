@@ -10,7 +10,7 @@ from pyspark.sql import Row
 
 from stream_merge import merge_sink
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.engines import merge_on_read
+from stream_merge.merge import merge_on_read
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import files_below
 

@@ -14,7 +14,8 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
 
-from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink, state, steps
+from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink, steps
+from stream_merge.batch import caches
 from stream_merge.bridge.table import create_table
 from stream_merge.errors import TargetNotFoundError
 from tests.conftest import CreateTable
@@ -326,13 +327,13 @@ def test_delta_analyses_a_statement_once_for_many_batches(spark, create_table: C
     target = create_table(SCHEMA)
     sink = counting_sink(target)
     analysed = []
-    analyse = state.analyse
+    analyse = caches.analyse
 
     def count_calls(*args: Any, **kwargs: Any) -> Any:
         analysed.append(args[1])
         return analyse(*args, **kwargs)
 
-    monkeypatch.setattr(state, "analyse", count_calls)
+    monkeypatch.setattr(caches, "analyse", count_calls)
     for _ in range(4):
         sink.merge(spark.createDataFrame([(1, 1)], SCHEMA))
     assert (rows(spark, target), len(analysed)) == ([(1, 4)], 1)

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import MergeResult, merge_sink
 from stream_merge.errors import QuarantineLimitError, UnresolvedColumnError
-from stream_merge.quarantine import Quarantine
+from stream_merge.quarantine.table import Quarantine
 from tests.conftest import CreateTable
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
 from tests.streaming.streams import (

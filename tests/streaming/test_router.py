@@ -478,7 +478,7 @@ def test_a_source_of_which_there_is_nothing_to_merge(
 
 
 def test_too_many_sources_are_refused(spark: SparkSession, tables, create_source, monkeypatch):
-    monkeypatch.setattr("stream_merge.routed_batch.MAX_SOURCES", 2)
+    monkeypatch.setattr("stream_merge.routing.routed_batch.MAX_SOURCES", 2)
     with pytest.raises(ConfigError, match="more than 2 sources have rows in it"):
         merge_router(counting_sinks(tables)).merge(create_source(ROUTED, [(name, 1, 1) for name in NAMES]))
 

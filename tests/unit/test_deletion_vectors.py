@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from stream_merge.deletion_vectors import (
+from stream_merge.table.deletion_vectors import (
     StoredVector,
     VectorCache,
     VectorWriter,

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from stream_merge import files
-from stream_merge.files import DataFile, KeyRange, TableFiles
+from stream_merge.table import files
+from stream_merge.table.files import DataFile, KeyRange, TableFiles
 
 
 def add_file(path, *, low=None, high=None, nulls=0, rows=10, **others):

@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 
-from stream_merge import key_index
-from stream_merge.key_index import MAX_SEGMENTS, KeyIndex
+from stream_merge.merge.locate import key_index
+from stream_merge.merge.locate.key_index import MAX_SEGMENTS, KeyIndex
 
 
 def entries(keys):

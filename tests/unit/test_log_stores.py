@@ -3,7 +3,7 @@
 import pytest
 
 from stream_merge.errors import UnsupportedTableError
-from stream_merge.log_stores import CONDITIONAL_CREATE, check_log_store, find_log_store_fault
+from stream_merge.table.log_stores import CONDITIONAL_CREATE, check_log_store, find_log_store_fault
 
 DELTA = "io.delta.storage."
 OLD_DELTA = "org.apache.spark.sql.delta.storage."

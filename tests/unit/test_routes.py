@@ -7,7 +7,7 @@ import pytest
 
 from stream_merge import ConfigError, merge_router, merge_sink
 from stream_merge.errors import CommitConflictError, ConstraintViolationError, RouterError, UnknownSourceError
-from stream_merge.routes import MAX_SOURCES, MadeSinks, find_sinks
+from stream_merge.routing.routes import MAX_SOURCES, MadeSinks, find_sinks
 
 
 def sink(target="lake.orders", **options):

@@ -1,0 +1,135 @@
+"""What a sink remembers from batch to batch. All of it is a cache: without it the next batch only takes longer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.bridge import sessions
+from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_stable, qualified_sql
+from stream_merge.bridge.sessions import settings_fingerprint
+from stream_merge.bridge.statement import ResolvedMerge, analyse
+from stream_merge.bridge.table import sql_name
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.bridge.ui import OperationMetrics
+from stream_merge.clauses import Clause
+from stream_merge.config import SinkConfig
+from stream_merge.merge.locate.key_index import KeyIndex
+from stream_merge.merge.lossless_casts import with_exact_values
+from stream_merge.merge.statement import merge_sql
+from stream_merge.metrics import COUNTERS, delta_name
+from stream_merge.partial_updates.registers import PartialUpdates, partial_clauses
+from stream_merge.partial_updates.special_changes import own_columns
+from stream_merge.sql import quote
+from stream_merge.table.deletion_vectors import VectorCache
+from stream_merge.table.features import CHAR_VARCHAR, GENERATED
+from stream_merge.table.files import TableFiles
+from stream_merge.tombstones.reach import Reach
+
+MAX_RESOLVED = 8
+
+
+@dataclass(slots=True)
+class SinkState:
+    """The caches of one sink in one process.
+
+    Attributes:
+        lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
+        app_id: Under which application id the last micro-batch was committed.
+        committed: That micro-batch, with the application id and Delta's id of the table before it.
+        had_newer_rows: Whether rows of the target were newer than their changes in the last batch.
+        left_out: The sets of columns that the target lacks and that were looked at already.
+        reach: Which remembered deletes changes could be older than in the last batch.
+        checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
+        cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
+    """
+
+    lock: Any = field(default_factory=RLock)
+    app_id: str | None = None
+    committed: tuple[str, str, int] | None = None
+    had_newer_rows: bool = False
+    left_out: set[frozenset[str]] = field(default_factory=set)
+    reach: Reach = field(default_factory=Reach)
+    checked_log_stores: set[str] = field(default_factory=set)
+    cleaned_ms: int = 0
+    files: TableFiles = field(default_factory=TableFiles)
+    vectors: VectorCache = field(default_factory=VectorCache)
+    index: KeyIndex = field(default_factory=KeyIndex)
+    _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
+    _sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
+    _metrics: tuple[str, OperationMetrics] | None = None
+
+    def execution_session(self, spark: SparkSession) -> SparkSession:
+        """Return the session to execute in for frames of this session."""
+        return self._sessions.session_for(spark)
+
+    def operation_metrics(self, spark: SparkSession) -> OperationMetrics:
+        """Return the metrics of this sink, made once for each Spark application."""
+        application = spark.sparkContext.applicationId
+        if self._metrics is None or self._metrics[0] != application:
+            # What Delta's operation computes its own numSourceRows from.
+            names = [*(delta_name(name) for name in COUNTERS), "operationNumSourceRows"]
+            self._metrics = (application, OperationMetrics(spark, names))
+        return self._metrics[1]
+
+    def resolve(
+        self,
+        batch: DataFrame,
+        transaction: Transaction,
+        config: SinkConfig,
+        clauses: tuple[Clause, ...],
+        partial: PartialUpdates | None = None,
+    ) -> ResolvedMerge:
+        """Return the statement as Delta resolves it; from the cache while clauses, schemas and settings stay the same.
+
+        Raises:
+            StreamMergeError: Delta refuses the statement.
+        """
+        spark = batch.sparkSession
+        key = (
+            sessions.session_id(spark),
+            settings_fingerprint(spark),
+            batch.schema.json(),
+            str(transaction.metadata),
+            str(transaction.protocol),
+            len(clauses),
+            partial and partial.columns,
+        )
+        if key in self._resolved:
+            self._resolved.move_to_end(key)
+            return self._resolved[key]
+        columns = [f["name"] for f in transaction.schema["fields"] if GENERATED not in f.get("metadata", {})]
+        statement = merge_sql(
+            config,
+            clauses,
+            target=sql_name(spark, config.target),
+            untouched_column=quote(columns[0]) if columns else "",
+            to_sql=lambda expression: expression_sql(spark, expression),
+            to_source_sql=lambda expression: qualified_sql(spark, expression, config.source_alias),
+            to_name=lambda name: quote(*column_name_parts(spark, name)),
+        )
+        resolved = analyse(
+            spark,
+            statement,
+            config.source_alias,
+            batch,
+            clauses,
+            own_columns=own_columns(config, partial),
+            may_evolve_schema=config.merge_schema,
+            has_char_columns=CHAR_VARCHAR in transaction.metadata["schemaString"],
+        )
+        if config.keeps_values and str(spark.conf.get("spark.sql.storeAssignmentPolicy")).upper() == "ANSI":
+            resolved = with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
+        if partial is not None:
+            resolved = resolved.with_clauses(partial_clauses(resolved, config, partial))
+        in_target = [field["name"] for field in transaction.schema["fields"]]
+        sides = (config.source_alias, batch.columns), (config.target_alias, in_target)
+        if is_stable(spark, statement, *sides, transaction.schema):
+            self._resolved[key] = resolved
+            while len(self._resolved) > MAX_RESOLVED:
+                self._resolved.popitem(last=False)
+        return resolved

@@ -1,0 +1,108 @@
+"""What a merge would do, in words, before it does anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from stream_merge.batch.caches import SinkState
+from stream_merge.batch.column_checks import check_columns
+from stream_merge.batch.micro_batch import checked_clauses
+from stream_merge.batch.target import missing_columns, ordered_batch
+from stream_merge.bridge import sessions
+from stream_merge.bridge.table import open_table
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
+from stream_merge.config import SinkConfig
+from stream_merge.merge.merge_on_read import independent_rows, needs_old_rows
+from stream_merge.partial_updates.registers import PartialUpdates
+from stream_merge.plan import Strategy, choose_strategy
+from stream_merge.table.features import check_supported, has_change_feed, has_deletion_vectors
+from stream_merge.table.files import is_prunable
+
+
+def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
+    """Return the plan of a merge; no job runs over the batch, and nothing is written.
+
+    Raises:
+        StreamMergeError: The merge is not possible.
+    """
+    session = sessions.classic_session(batch)
+    with state.lock, sessions.active(spark := state.execution_session(session)):
+        frame = sessions.moved(batch, spark)
+        check_columns(frame, config)
+        is_complete = config.output_mode == "complete"
+        clauses = () if is_complete else checked_clauses(config)
+        transaction = open_table(spark, config.target).begin()
+        check_supported(config.target, transaction.metadata, transaction.protocol, transaction.schema)
+        plan = choose_strategy(
+            clauses,
+            is_complete_mode=is_complete,
+            has_deletion_vectors=has_deletion_vectors(transaction.properties, transaction.protocol),
+            requested=None if config.strategy is None else Strategy(config.strategy),
+        )
+        lines = [f"MergeSink[{config.target}] at version {transaction.version}", f"  strategy  {plan}"]
+        if is_complete:
+            return "\n".join(lines)
+        config, frame, partial, order = _ordered(config, frame, transaction)
+        lines += order
+        resolved = state.resolve(frame, transaction, config, checked_clauses(config), partial)
+        lines.append(f"  on        {resolved.condition_sql}")
+        for clause in resolved.clauses:
+            when = clause.clause.when.value.replace("_", " ")
+            condition = f" and {clause.condition_sql}" if clause.condition_sql else ""
+            lines.append(f"  when      {when}{condition}: {clause.clause.action.value.replace('_', ' ')}")
+        if config.quarantine is not None:
+            lines.append(f"  set aside rows that cannot be merged, in {config.quarantine}")
+        pruning = [f"{pair.target} ({pair.type_name})" for pair in resolved.key_pairs if is_prunable(pair.type_name)]
+        lines.append(
+            f"  skipping  by the batch's range of {', '.join(pruning)}" if pruning else "  skipping  none by key"
+        )
+        if resolved.target_predicates is not None:
+            lines.append(f"            by {resolved.target_predicates.mkString(', ')}")
+        is_early = (
+            plan.strategy is Strategy.MERGE_ON_READ
+            and independent_rows(resolved.clauses, keeps_order=config.keeps_order) is not None
+            and not needs_old_rows(
+                transaction,
+                has_change_feed=has_change_feed(transaction.properties),
+                skip_unchanged=config.skip_unchanged,
+            )
+        )
+        if config.skip_unchanged:
+            lines.append("  writing   no row that an update leaves as it is: its old values are read")
+        if is_early:
+            lines.append("  writing   new rows while the matches are looked up")
+        return "\n".join(lines)
+
+
+def _ordered(
+    config: SinkConfig, frame: DataFrame, transaction: Transaction
+) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
+    """Return sink and batch as the merge would have them, as far as the target is ready for it, and what to say of it."""
+    schema = StructType.fromJson(transaction.schema)
+    ordered, sequenced, partial = ordered_batch(config, frame, schema)
+    added = missing_columns(config, frame, schema)
+    lines = []
+    if config.before is not None:
+        lines.append(f"  rows      without a key, by their contents, under ids in {ROW_ID}")
+    if config.sequence_by:
+        lines.append(f"  order     by {', '.join(ordered.sequence_columns)}")
+        if SEQUENCE in added:
+            lines[-1] += ", a column that the sink will add to the target"
+        if config.keeps_tombstones:
+            lines.append(f"            deletes are remembered for {config.tombstone_retention}")
+    if partial is not None:
+        lines.append("  columns   one by one: a change sets some and leaves the others as they are")
+        if COLUMN_SEQUENCES in added:
+            lines[-1] += f"; the sink will add {COLUMN_SEQUENCES} to the target"
+    if not added:
+        return ordered, sequenced, partial, lines
+    written = tuple(name for name in ordered.columns if name not in added)
+    sequence = () if SEQUENCE in added else ordered.sequence_by
+    if ROW_ID in added:
+        # No row has an id yet.
+        ordered = replace(ordered, keys=(), on="false", before=config.before)
+    return replace(ordered, columns=written, sequence_by=sequence), sequenced.drop(*added), None, lines

@@ -1,0 +1,106 @@
+"""What is wrong with a pipeline as a whole: its file against the library, and with Spark against source, tables and checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stream_merge import merge_sink
+from stream_merge.cli.errors import PipelineError
+from stream_merge.cli.file.faults import Fault, in_order
+from stream_merge.cli.file.load import LoadedPipeline
+from stream_merge.cli.file.pipeline import KafkaSource, TableSettings
+from stream_merge.cli.file.positions import Location
+from stream_merge.cli.query.sources import kafka_options
+from stream_merge.cli.query.tables import build_sink, known_targets, sink_options
+from stream_merge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_OPTIONS = {**{name: name for name in TableSettings.model_fields}, "columns": "write_columns"}
+"""Options of `merge_sink` to those of a table in the file."""
+
+
+def validate(loaded: LoadedPipeline, spark: SparkSession | None) -> list[Fault]:
+    """Return everything that is wrong with a pipeline that could be loaded, in the order of its file.
+
+    Args:
+        loaded: The pipeline.
+        spark: A session, with which source, tables and checkpoint are looked at; up to 100 rows of each source are read, and
+            nothing is written. Without one, the options alone are checked.
+    """
+    faults = list(_option_faults(loaded))
+    if not faults:
+        faults = list(_sink_faults(loaded))
+    if spark is not None:
+        from stream_merge.cli.checks.catalog import find_catalog_faults
+        from stream_merge.cli.checks.checkpoint_checks import find_checkpoint_faults
+        from stream_merge.cli.checks.source_checks import find_source_faults
+        from stream_merge.cli.checks.table_checks import find_table_faults
+
+        faults += find_catalog_faults(spark, loaded)
+        source_faults = list(find_source_faults(spark, loaded))
+        faults += source_faults
+        # Of a source that cannot be read there are no rows to check the tables with.
+        faults += find_table_faults(spark, loaded, reads_source=not source_faults)
+        faults += find_checkpoint_faults(spark, loaded)
+    return in_order(faults)
+
+
+def _option_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
+    pipeline = loaded.pipeline
+    if isinstance(pipeline.source, KafkaSource):
+        try:
+            kafka_options(pipeline.source)
+        except PipelineError as error:
+            yield loaded.fault(("source", "options"), _clause(str(error).removeprefix("source.options: ")))
+    for number in range(len(pipeline.tables)):
+        yield from _merge_option_faults(loaded, number)
+    if pipeline.metrics.prometheus_port is not None:
+        yield from _label_faults(loaded)
+
+
+def _label_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
+    """Yield the targets whose name in the metrics is that of another one, since what is secret is left out of it."""
+    shown: dict[str, int] = {}
+    for target, number in known_targets(loaded.pipeline).items():
+        label = loaded.secrets.mask(target)
+        first = shown.setdefault(label, number)
+        if first != number:
+            yield loaded.fault(
+                ("tables", number, "target"),
+                f"is shown as {label}, as is that of tables[{first}], so that their metrics would be one; let them differ in more "
+                "than values of the environment",
+            )
+
+
+def _merge_option_faults(loaded: LoadedPipeline, number: int) -> Iterator[Fault]:
+    table = loaded.pipeline.tables[number]
+    try:
+        merge_sink(table.target, **sink_options(loaded.pipeline, number))
+    except ConfigError as error:
+        for fault in error.faults:
+            yield loaded.fault(_location_of(number, table, fault), fault)
+    except PipelineError as error:
+        yield loaded.fault(("tables", number), _clause(str(error)))
+
+
+def _sink_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
+    """Yield what shows only when all tables come together."""
+    try:
+        build_sink(loaded.pipeline, None)
+    except PipelineError as error:
+        yield loaded.fault(("tables",), _clause(str(error).removeprefix("tables: ")))
+
+
+def _location_of(number: int, table: TableSettings, fault: str) -> Location:
+    """Return the location of the option that a fault of `merge_sink` names first, of those that the table sets if it can be."""
+    words = [_OPTIONS[word] for word in re.findall(r"\w+", fault) if word in _OPTIONS]
+    given = [word for word in words if word in table.model_fields_set]
+    return ("tables", number, *(given or words)[:1])
+
+
+def _clause(sentence: str) -> str:
+    return sentence.rstrip(".")

@@ -1,0 +1,116 @@
+"""From a pipeline file to a pipeline: TOML, the environment, the models, and every fault with its line at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stream_merge.cli.file.durations import parse_duration
+from stream_merge.cli.file.faults import (
+    Fault,
+    PipelineFileError,
+    in_order,
+    syntax_fault,
+    where_of,
+)
+from stream_merge.cli.file.model_faults import find_model_faults
+from stream_merge.cli.file.option_checks import find_contradictions
+from stream_merge.cli.file.pipeline import Pipeline
+from stream_merge.cli.file.positions import Location, find_lines, line_of
+from stream_merge.cli.file.secrets import Secrets, substitute
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Fault", "LoadedPipeline", "Location", "PipelineFileError", "load_pipeline", "parse_duration"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPipeline:
+    """A pipeline file that has been read.
+
+    Attributes:
+        pipeline: Its settings, with the values from the environment; not to be shown without `secrets.mask`.
+        path: The file.
+        secrets: The values that must not be shown.
+    """
+
+    pipeline: Pipeline = field(repr=False)
+    path: Path
+    secrets: Secrets
+    lines: Mapping[Location, int] = field(repr=False)
+
+    def line_of(self, location: Location) -> int | None:
+        """Return the line of an option, or of its section where the file does not have it; None where it has neither."""
+        return line_of(self.lines, location)
+
+    def fault(self, location: Location, message: str) -> Fault:
+        """Return a fault of the option at a location, with its line and without secret values."""
+        return Fault(self.line_of(location), where_of(location), self.secrets.mask(message))
+
+
+def load_pipeline(path: Path, environ: Mapping[str, str] = os.environ) -> LoadedPipeline:
+    """Read a pipeline file.
+
+    Args:
+        path: The file, in TOML and UTF-8.
+        environ: The environment, from which `${NAME}` is filled.
+
+    Raises:
+        PipelineFileError: The file cannot be read, or has faults; all that can be found without Spark are in one error.
+    """
+    text = _read(path)
+    try:
+        written = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PipelineFileError([syntax_fault(error, text)], path) from None
+    lines = find_lines(text)
+    secrets = Secrets()
+    data, found = substitute(written, environ, secrets)
+    pipeline, faults = _validated(data, written)
+    unfilled = {location for location, _ in found}
+    # A value that the environment does not have is one fault, not two.
+    found += [fault for fault in faults if fault[0] not in unfilled]
+    found += [fault for fault in find_contradictions(data) if fault[0] not in unfilled]
+    if found or pipeline is None:
+        raise PipelineFileError(
+            in_order(
+                Fault(line_of(lines, location), where_of(location), secrets.mask(message))
+                for location, message in found
+            ),
+            path,
+        )
+    return LoadedPipeline(pipeline=pipeline, path=path, secrets=secrets, lines=lines)
+
+
+def _read(path: Path) -> str:
+    try:
+        # Some editors put a byte order mark first.
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except FileNotFoundError:
+        message = "there is no such file; stream-merge init writes an example"
+    except IsADirectoryError:
+        message = "this is a folder, not a pipeline file"
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise PipelineFileError([Fault(line, "", "the file is not in UTF-8; save it in that encoding")], path) from None
+    except OSError as error:
+        message = f"the file cannot be read: {error.strerror}"
+    raise PipelineFileError([Fault(None, "", message)], path) from None
+
+
+def _validated(
+    data: Mapping[str, Any], written: Mapping[str, Any]
+) -> tuple[Pipeline | None, list[tuple[Location, str]]]:
+    try:
+        return Pipeline.model_validate(data), []
+    except ValidationError as error:
+        return None, find_model_faults(error.errors(include_url=False), written)

@@ -1,0 +1,323 @@
+"""Faults of a pipeline file that lie between its options, as far as they show without Spark."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import string
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from stream_merge.cli.file.durations import is_interval, parse_duration
+from stream_merge.cli.file.pipeline import (
+    PATTERN_PREFIX,
+    DecodeSettings,
+    DeltaSource,
+    FilesSource,
+    KafkaSource,
+    PipelineSettings,
+    Source,
+    TableSettings,
+)
+from stream_merge.cli.file.positions import Location
+
+Found: TypeAlias = Iterator[tuple[Location, str]]
+
+KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset")
+"""What a files source has to have in the place of Kafka's records."""
+
+_FILLED = ("target", "quarantine")
+_DEBEZIUM_ONLY = ("placeholder", "layout", "decimals", "binary", "keep_tombstones")
+_DDL_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:,`]+))")
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    """The sections that are right by themselves; None for those that are not."""
+
+    pipeline: PipelineSettings | None
+    source: Source | None
+    decode: DecodeSettings | None
+    tables: list[TableSettings | None]
+
+    @property
+    def known_tables(self) -> list[tuple[int, TableSettings]]:
+        return [(index, table) for index, table in enumerate(self.tables) if table is not None]
+
+
+def find_contradictions(data: Mapping[str, Any]) -> list[tuple[Location, str]]:
+    """Return location and sentence of every fault between options; sections with faults of their own are left out.
+
+    Args:
+        data: The file's values, the environment filled in.
+    """
+    tables = data.get("tables")
+    sections = _Sections(
+        pipeline=_model(PipelineSettings, data.get("pipeline")),
+        source=_source(data.get("source")),
+        decode=_model(DecodeSettings, data.get("decode", {})),
+        tables=[_model(TableSettings, table) for table in tables] if isinstance(tables, list) else [],
+    )
+    return [
+        *_pipeline_faults(sections),
+        *_decode_faults(sections),
+        *_routing_faults(sections),
+        *_topic_faults(sections),
+        *_shared_targets(sections),
+        *(fault for index, table in sections.known_tables for fault in _table_faults(index, table, sections)),
+    ]
+
+
+def ddl_names(ddl: str) -> list[str]:
+    """Return the column names of a DDL text as far as they show without Spark's parser."""
+    matches = [_DDL_NAME.match(column) for column in _split_columns(ddl)]
+    return [match[2] or match[1].replace("``", "`") for match in matches if match]
+
+
+def table_key(target: str) -> str:
+    """Return the same text for the spellings of one table's path or name."""
+    return posixpath.normpath(target.strip()) if "/" in target else target.strip().lower()
+
+
+def _model(model: type[Model], value: object) -> Model | None:
+    try:
+        return model.model_validate(value)
+    except ValidationError:
+        return None
+
+
+def _source(value: object) -> Source | None:
+    adapter: TypeAdapter[Source] = TypeAdapter(Source)
+    try:
+        return adapter.validate_python(value)
+    except ValidationError:
+        return None
+
+
+def _pipeline_faults(sections: _Sections) -> Found:
+    pipeline = sections.pipeline
+    if pipeline is None:
+        return
+    if not is_interval(pipeline.trigger) and _is_filled(pipeline.trigger):
+        yield ("pipeline", "trigger"), 'must be an interval such as "10 seconds" or "1 minute"'
+    checkpoint = table_key(pipeline.checkpoint)
+    for index, table in sections.known_tables:
+        for option in _FILLED:
+            if (name := getattr(table, option)) is not None and table_key(name) == checkpoint:
+                yield ("tables", index, option), "is the folder of the checkpoint; each needs a folder of its own"
+
+
+def _decode_faults(sections: _Sections) -> Found:
+    decode, source = sections.decode, sections.source
+    if decode is None:
+        return
+    if decode.format != "debezium":
+        for option in _DEBEZIUM_ONLY:
+            if option in decode.model_fields_set:
+                yield ("decode", option), f'belongs to format = "debezium", and would be ignored with "{decode.format}"'
+    if decode.format == "none" or source is None or isinstance(source, KafkaSource):
+        return
+    if isinstance(source, FilesSource):
+        needed = KAFKA_COLUMNS if decode.format == "debezium" else ("value",)
+        names = ddl_names(source.schema_)
+        missing = [name for name in needed if name not in names]
+        if missing and _is_filled(source.schema_):
+            yield (
+                ("source", "schema"),
+                f'has no column {", ".join(missing)}; format = "{decode.format}" of [decode] reads {", ".join(needed)}, as '
+                "Kafka's records have them",
+            )
+        return
+    yield (
+        ("decode", "format"),
+        f'"{decode.format}" decodes records of Kafka; the source is "{source.format}", which takes "none"',
+    )
+
+
+def _routing_faults(sections: _Sections) -> Found:
+    tables, pipeline, source = sections.known_tables, sections.pipeline, sections.source
+    if len(sections.tables) > 1:
+        for index, table in tables:
+            if table.source is None:
+                yield ("tables", index, "source"), "is missing; with several tables each says whose rows it takes"
+    sources: dict[str, int] = {}
+    for index, table in tables:
+        if table.source is not None and (first := sources.setdefault(table.source, index)) != index:
+            yield ("tables", index, "source"), f"is that of tables[{first}] too; the rows of a source go to one table"
+    if pipeline is None:
+        return
+    is_routed = len(sections.tables) > 1 or any(table.source is not None for _, table in tables)
+    if pipeline.route_by is not None and tables and not is_routed:
+        yield ("pipeline", "route_by"), "is for tables with a source; the only table has none and takes all rows"
+    if is_routed and pipeline.route_by is None and source is not None and not isinstance(source, KafkaSource):
+        yield ("pipeline", "route_by"), "is missing; it says which column names the source of a row"
+
+
+def _topic_faults(sections: _Sections) -> Found:
+    """Yield the tables that no topic fills and the topics that no table takes, where topics are named."""
+    source, pipeline, tables = sections.source, sections.pipeline, sections.known_tables
+    if not isinstance(source, KafkaSource) or pipeline is None or pipeline.route_by is not None:
+        return
+    if not source.topics or len(tables) < len(sections.tables) or not all(map(_is_filled, source.topics)):
+        return
+    if not tables or any(table.source is None for _, table in tables):
+        return
+    taken: dict[str, list[int]] = {topic: [] for topic in source.topics}
+    for index, table in tables:
+        name = table.source or ""
+        topics = [topic for topic in source.topics if _takes(name, topic)]
+        for topic in topics:
+            taken[topic].append(index)
+        if not topics and _is_filled(name):
+            verb = "matches" if name.startswith(PATTERN_PREFIX) else "is"
+            yield ("tables", index, "source"), f"{verb} none of the topics of [source]: {', '.join(source.topics)}"
+    for place, topic in enumerate(source.topics):
+        patterns = [index for index in taken[topic] if (tables[index][1].source or "").startswith(PATTERN_PREFIX)]
+        if not taken[topic] and pipeline.unknown == "error":
+            yield (
+                ("source", "topics", place),
+                f'no table takes "{topic}"; add a [[tables]] with this source, or set unknown = "ignore" in [pipeline]',
+            )
+        elif len(patterns) == len(taken[topic]) > 1:
+            yield (
+                ("source", "topics", place),
+                f'the patterns of {" and ".join(f"tables[{index}]" for index in patterns)} both match "{topic}"',
+            )
+
+
+def _takes(source: str, topic: str) -> bool:
+    if source.startswith(PATTERN_PREFIX):
+        return re.fullmatch(source.removeprefix(PATTERN_PREFIX), topic) is not None
+    return source == topic
+
+
+def _shared_targets(sections: _Sections) -> Found:
+    targets: dict[str, int] = {}
+    for index, table in sections.known_tables:
+        if not _is_filled(table.target) or _placeholders(table.target):
+            # With placeholders a target for each name: whether two are the same is seen when the names are.
+            continue
+        first = targets.setdefault(table_key(table.target), index)
+        if first != index and _merge_options(table) != _merge_options(sections.tables[first]):
+            yield (
+                ("tables", index, "target"),
+                f"is that of tables[{first}] too; sources share a target if their options are the same but for source and columns",
+            )
+    for index, table in sections.known_tables:
+        if table.quarantine is not None and (first := targets.get(table_key(table.quarantine), -1)) >= 0:
+            yield ("tables", index, "quarantine"), f"is the target of tables[{first}]; it needs a table of its own"
+
+
+def _merge_options(table: TableSettings | None) -> dict[str, Any]:
+    options = {} if table is None else table.model_dump(exclude={"source", "columns"})
+    return {**options, "target": table_key(options.get("target", ""))}
+
+
+def _table_faults(index: int, table: TableSettings, sections: _Sections) -> Found:
+    for option, fault in (
+        *_placeholder_faults(table),
+        *_option_faults(table),
+        *_decoding_faults(table, sections),
+    ):
+        yield ("tables", index, option), fault
+
+
+def _placeholder_faults(table: TableSettings) -> Iterator[tuple[str, str]]:
+    if table.source is None or not table.source.startswith(PATTERN_PREFIX):
+        yield from (
+            (option, f"has a placeholder {name}, which only a source that is a pattern fills: {PATTERN_PREFIX}...")
+            for option in _FILLED
+            for name in _placeholders(getattr(table, option))
+        )
+        return
+    groups = re.compile(table.source.removeprefix(PATTERN_PREFIX)).groupindex
+    for option in _FILLED:
+        text = getattr(table, option)
+        try:
+            parts = list(string.Formatter().parse(text or ""))
+        except ValueError:
+            yield option, "has a brace without its other half; placeholders are written {name}"
+            continue
+        for _, name, spec, conversion in parts:
+            if name is not None and (name not in groups or spec or conversion):
+                known = f"it has {', '.join(groups)}" if groups else "it has none; a group is written (?P<name>...)"
+                yield option, f"has a placeholder {{{name}}} that is no named group of the source's pattern; {known}"
+
+
+def _placeholders(text: str | None) -> list[str]:
+    return re.findall(r"(?<!\$)\{\w*\}", text or "")
+
+
+def _option_faults(table: TableSettings) -> Iterator[tuple[str, str]]:
+    try:
+        parse_duration(table.tombstone_retention)
+    except ValueError as error:
+        if _is_filled(table.tombstone_retention):
+            yield "tombstone_retention", str(error)
+    if table.partition_by and table.cluster_by:
+        yield "cluster_by", "a table has either partition_by or cluster_by"
+    if table.write_columns and table.except_columns:
+        yield "except_columns", "a table has either write_columns or except_columns"
+    for option in ("partition_by", "cluster_by", "table_properties"):
+        if not table.create_if_missing and option in table.model_fields_set and getattr(table, option):
+            yield option, "describes a table that is created, and create_if_missing is false"
+    if table.quarantine is None and table.null_keys == "quarantine":
+        yield "null_keys", "needs quarantine: the table that takes the rows"
+    if table.quarantine is None and table.max_quarantined_share != 1:
+        yield "max_quarantined_share", "needs quarantine: the table that takes the rows"
+
+
+def _decoding_faults(table: TableSettings, sections: _Sections) -> Iterator[tuple[str, str]]:
+    decode, source = sections.decode, sections.source
+    if decode is None:
+        return
+    if decode.format == "debezium":
+        yield from _debezium_faults(table, decode)
+        return
+    if table.keys is None:
+        yield "keys", "is missing: the columns that identify a row"
+    elif not table.keys:
+        yield "keys", 'must name at least one column; tables without a key need format = "debezium" in [decode]'
+    if decode.format == "none" and table.columns is not None:
+        yield (
+            "columns",
+            'says what is decoded, and would be ignored with format = "none" of [decode]; which columns are written is said '
+            "by write_columns or except_columns",
+        )
+    brings_order = isinstance(source, DeltaSource) and source.change_feed
+    if table.tie_break_by is not None and table.sequence_by is None and source is not None and not brings_order:
+        yield "tie_break_by", "decides between changes of one sequence; give sequence_by too"
+
+
+def _debezium_faults(table: TableSettings, decode: DecodeSettings) -> Iterator[tuple[str, str]]:
+    if table.keys is None:
+        yield "keys", "is missing: the columns that identify a row; a table without a key has keys = []"
+    elif not table.keys and decode.keep_tombstones:
+        yield "keys", "must name at least one column for keep_tombstones of [decode]: a tombstone has nothing else"
+    for option in ("sequence_by", "delete_when"):
+        if getattr(table, option) is not None:
+            yield option, 'comes with format = "debezium" of [decode], and would be ignored; leave it out'
+
+
+def _is_filled(text: str) -> bool:
+    """Tell whether the environment had all that a text takes from it; where not, that is the fault to tell."""
+    return "${" not in text
+
+
+def _split_columns(ddl: str) -> Iterable[str]:
+    """Return the parts of a DDL text between the commas that are not in brackets or quotes."""
+    depth, start = 0, 0
+    for match in re.finditer(r"`[^`]*`|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[<>(),]", ddl):
+        if match[0] in ("<", "("):
+            depth += 1
+        elif match[0] in (">", ")"):
+            depth -= 1
+        elif match[0] == "," and depth == 0:
+            yield ddl[start : match.start()]
+            start = match.end()
+    yield ddl[start:]

@@ -1,0 +1,237 @@
+"""From the records of one source to the rows that its sink merges, as the section `[decode]` says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.functions import col
+
+from stream_merge import debezium
+from stream_merge.bridge.table import open_table
+from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
+from stream_merge.cli.query.sources import CORRUPT_RECORD
+from stream_merge.debezium.fields import is_own, resolve_columns
+from stream_merge.debezium.schemas import LearntColumns, learn_columns
+from stream_merge.debezium.spelling import IS_TOMBSTONE
+from stream_merge.errors import ConfigError, TargetNotFoundError
+
+logger = logging.getLogger("stream_merge.cli")
+
+_RECORD_FIELDS: Mapping[str, str] = {
+    "topic": "STRING",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "timestamp": "TIMESTAMP",
+}
+_EXAMINED_RECORDS = 1000
+_NESTED = (T.StructType, T.ArrayType, T.MapType)
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Makes rows of the records of one source; what it has found out about them it keeps from batch to batch.
+
+    Attributes:
+        decode: How records become rows.
+        table: The table that takes them.
+        target: Its path or name, without placeholders.
+        source: The name of the source in messages.
+    """
+
+    decode: DecodeSettings
+    table: TableSettings
+    target: str
+    source: str
+    _given: dict[str, debezium.Field] | None = None
+    _has_schema: bool | None = None
+    _learnt: LearntColumns | None = None
+    _may_lose_deletes: bool = True
+    _of_target: tuple[T.StructType, dict[str, debezium.Field]] | None = None
+
+    @property
+    def _shown(self) -> str:
+        """How messages name the source: a single table takes all rows, whatever they are called."""
+        return "the source" if self.table.source is None else self.source
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether decoding looks at the records beforehand, so that they are to be evaluated once for both."""
+        return self.decode.format == "debezium" and self.table.columns is None
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        """Return the rows of the records.
+
+        Raises:
+            PipelineError: The columns are not known.
+            ConfigError: The records are not what the section `[decode]` says.
+        """
+        match self.decode.format:
+            case "debezium":
+                return self._changes(records)
+            case "json":
+                return self._objects(records)
+            case "none":
+                return records
+
+    def _changes(self, records: DataFrame) -> DataFrame:
+        return debezium.changes(
+            records,
+            columns=self._columns_of(records),
+            keys=self.table.keys,
+            format=self.decode.layout,
+            placeholder=self.decode.placeholder,
+            keep_tombstones=self.decode.keep_tombstones,
+            keep_raw=self.table.quarantine is not None,
+            decimals=self.decode.decimals,
+            binary=self.decode.binary,
+        )
+
+    def _columns_of(self, records: DataFrame) -> dict[str, debezium.Field] | LearntColumns:
+        """Return the columns as the file gives them, else as the messages tell them, else as the target has them.
+
+        What the messages tell goes before the target, whose types do not tell in which unit a source writes its times.
+        """
+        if self.table.columns is not None:
+            if self._given is None:
+                self._given = resolve_columns(self.table.columns)
+            return self._given
+        present = target_schema(records.sparkSession, self.target)
+        if self._has_schema is None:
+            self._has_schema = _has_schema_part(records)
+        learnt = self._learn(records) if self._has_schema else None
+        if learnt is not None:
+            return self._as_in_target(learnt, present)
+        if self._has_schema is False:
+            self._warn_of_lost_deletes(records)
+        if present is None:
+            raise PipelineError(
+                f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), and the "
+                f"table {self.target} does not exist. Give columns for this table in the pipeline file.",
+                ExitCode.USAGE,
+            )
+        if self._of_target is None or self._of_target[0] != present:
+            self._of_target = (present, resolve_columns(present))
+        return self._of_target[1]
+
+    def _learn(self, records: DataFrame) -> LearntColumns | None:
+        try:
+            self._learnt = learn_columns(records, self._learnt)
+        except ConfigError:
+            # None of this batch tells its columns: they are those of the batches before.
+            if _has_schema_part(records):
+                raise
+        return self._learnt
+
+    def _warn_of_lost_deletes(self, records: DataFrame) -> None:
+        """Say, once, that records without a value are left out and nothing else tells of a delete.
+
+        Where the messages have a schema part, it tells; here each message is looked at, until one is found that can mark a delete.
+        """
+        if not self._may_lose_deletes or self.decode.keep_tombstones or self.decode.layout == "envelope":
+            return
+        value = "CAST(value AS STRING)"
+        is_envelope = " AND ".join(f"get_json_object({value}, '$.{name}') IS NOT NULL" for name in ("op", "source"))
+        marks = f"""contains({value}, '"__deleted"') OR ({is_envelope})"""
+        found = records.selectExpr(
+            f"count_if({IS_TOMBSTONE}) AS num_tombstones",
+            f"count_if(NOT {IS_TOMBSTONE}) AS num_values",
+            f"coalesce(bool_or({marks}), false) AS marks_deletes",
+        ).head()
+        assert found is not None
+        if found["num_tombstones"] and found["num_values"] and not found["marks_deletes"]:
+            logger.warning(
+                "%d records of %s have no value, and are left out. Its messages are flattened and have no __deleted, so these are "
+                "the deletes: set keep_tombstones = true in [decode].",
+                found["num_tombstones"],
+                self._shown,
+            )
+            self._may_lose_deletes = False
+        elif found["marks_deletes"]:
+            self._may_lose_deletes = False
+
+    def _as_in_target(self, learnt: LearntColumns, present: T.StructType | None) -> LearntColumns:
+        """Return what the messages tell of the columns, with the types that the target has for them."""
+        if present is None:
+            return learnt
+        types = {f.name: f.dataType for f in present.fields}
+
+        def typed(fields: Mapping[str, debezium.Field]) -> dict[str, debezium.Field]:
+            return {
+                name: replace(each, type=types[name])
+                if name in types and not isinstance(types[name], _NESTED)
+                else each
+                for name, each in fields.items()
+            }
+
+        spellings = tuple(replace(spelling, fields=typed(spelling.fields)) for spelling in learnt.spellings)
+        return replace(learnt, fields=typed(learnt.fields), spellings=spellings)
+
+    def _objects(self, records: DataFrame) -> DataFrame:
+        if "value" not in records.columns:
+            raise PipelineError(
+                'decode.format = "json" reads the column value, which the source does not have; for files of JSON leave the '
+                "section [decode] out.",
+                ExitCode.USAGE,
+            )
+        if self.decode.keep_tombstones:
+            raise PipelineError('decode.keep_tombstones goes with decode.format = "debezium".', ExitCode.USAGE)
+        schema = self._schema_of_objects(records.sparkSession)
+        own = T.StructField(CORRUPT_RECORD, T.StringType())
+        parsed = F.from_json(
+            "text",
+            T.StructType([*schema.fields, own]),
+            {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT_RECORD},
+        )
+        origin = [
+            (col(name) if name in records.columns else F.lit(None)).cast(kind).alias(name)
+            for name, kind in _RECORD_FIELDS.items()
+        ]
+        frame = records.where("value IS NOT NULL").select(*origin, F.expr("CAST(value AS STRING)").alias("text"))
+        frame = frame.withColumn("parsed", parsed)
+        # A column of its own, or Spark would parse again for it. Spark reads the first JSON and ignores what follows.
+        is_bad = f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}')"
+        error = f"CASE WHEN {is_bad} THEN concat('the value is not a JSON object of the columns: ', left(text, 80)) END"
+        frame = frame.withColumn("error", F.expr(error))
+        # A quarantine has it of rows, too, that are JSON of the columns and fail a cast or an expectation.
+        is_kept = "true" if self.table.quarantine is not None else "error IS NOT NULL"
+        as_text = "CASE WHEN is_valid_utf8(text) THEN text ELSE base64(CAST(text AS BINARY)) END"
+        raw = F.expr(f"CASE WHEN {is_kept} THEN {as_text} END")
+        change = F.struct(*_RECORD_FIELDS, "error", raw.alias("raw")).alias(debezium.CHANGE_COL)
+        return frame.select(*[col("parsed").getField(f.name).alias(f.name) for f in schema.fields], change)
+
+    def _schema_of_objects(self, spark: SparkSession) -> T.StructType:
+        if self.table.columns is not None:
+            fields = [T.StructField(name, each.data_type) for name, each in resolve_columns(self.table.columns).items()]
+            return T.StructType(fields)
+        present = target_schema(spark, self.target)
+        if present is None:
+            raise PipelineError(
+                f"The columns of {self._shown} are not known: the table {self.target} does not exist. Give columns for this "
+                "table in the pipeline file.",
+                ExitCode.USAGE,
+            )
+        return present
+
+
+def target_schema(spark: SparkSession, target: str) -> T.StructType | None:
+    """Return the columns of a table without those that the sink has added; None where there is no table."""
+    try:
+        schema = T.StructType.fromJson(open_table(spark, target).begin().schema)
+    except TargetNotFoundError:
+        return None
+    return T.StructType([f for f in schema.fields if not is_own(f.name)])
+
+
+def _has_schema_part(records: DataFrame) -> bool | None:
+    """Return whether the messages describe their columns; None where no record has a value."""
+    value = col("value").cast("string")
+    # More than one: the first may be malformed.
+    some = records.where(value.isNotNull()).limit(_EXAMINED_RECORDS)
+    found = some.agg(F.bool_or(F.get_json_object(value, "$.schema.type").isNotNull())).head()
+    return None if found is None or found[0] is None else bool(found[0])

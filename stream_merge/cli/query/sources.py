@@ -1,0 +1,180 @@
+"""From the section `[source]` to Spark's readers, and what can be found out about a source before Spark runs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.file.pipeline import DeltaSource, FilesSource, KafkaSource, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CORRUPT_RECORD = "_corrupt_record"
+"""The column in which Spark's readers of JSON and CSV leave a record that does not fit the schema."""
+
+_CHECK_SECONDS = 5
+_FIXED = {"failondataloss": "true", "includeheaders": "true"}
+
+
+def read_stream(spark: SparkSession, source: Source) -> DataFrame:
+    """Return the stream of a source.
+
+    Records that Kafka has dropped before they were read are never skipped: `failOnDataLoss` is always true.
+
+    Raises:
+        PipelineError: An option contradicts what the pipeline promises.
+    """
+    if isinstance(source, KafkaSource):
+        options = {**source.options, **kafka_options(source), "startingOffsets": source.starting_offsets}
+        if source.max_offsets_per_trigger is not None:
+            options["maxOffsetsPerTrigger"] = str(source.max_offsets_per_trigger)
+        return spark.readStream.format("kafka").options(**options).load()
+    if isinstance(source, FilesSource):
+        options = dict(source.options)
+        if source.max_files_per_trigger is not None:
+            options["maxFilesPerTrigger"] = str(source.max_files_per_trigger)
+        reader = spark.readStream.format(source.file_format).options(**options)
+        return reader.schema(file_schema(source)).load(source.path)
+    options = delta_options(source)
+    if source.max_files_per_trigger is not None:
+        options["maxFilesPerTrigger"] = str(source.max_files_per_trigger)
+    if source.starting_version is not None:
+        options["startingVersion"] = str(source.starting_version)
+    delta = spark.readStream.format("delta").options(**options)
+    return delta.load(source.table) if is_path(source.table) else delta.table(source.table)
+
+
+def read_some(spark: SparkSession, source: Source, limit: int) -> DataFrame:
+    """Return some rows of a source, with the columns that its stream has, to look at.
+
+    Args:
+        spark: The session.
+        source: The source.
+        limit: How many rows at most.
+
+    Raises:
+        PipelineError: An option contradicts what the pipeline promises.
+    """
+    if isinstance(source, KafkaSource):
+        # One attempt, and an answer in seconds: somebody is waiting for it.
+        patience = {
+            "kafka.default.api.timeout.ms": "15000",
+            "kafka.request.timeout.ms": "10000",
+            "fetchOffset.numRetries": "1",
+            "kafkaConsumer.pollTimeoutMs": "20000",
+        }
+        options = {**patience, **source.options, **kafka_options(source)}
+        return spark.read.format("kafka").options(**options).load().limit(limit)
+    if isinstance(source, FilesSource):
+        reader = spark.read.format(source.file_format).options(**source.options)
+        return reader.schema(file_schema(source)).load(source.path).limit(limit)
+    return _some_of_delta(spark, source, limit)
+
+
+def _some_of_delta(spark: SparkSession, source: DeltaSource, limit: int) -> DataFrame:
+    """Return rows of a Delta table; with the feed's columns, as the stream has them for the rows that were there at first."""
+    reader = spark.read.format("delta").options(**source.options)
+    rows = (reader.load(source.table) if is_path(source.table) else reader.table(source.table)).limit(limit)
+    if not source.change_feed:
+        return rows
+    return rows.selectExpr(
+        "*",
+        "'insert' AS _change_type",
+        "CAST(0 AS BIGINT) AS _commit_version",
+        "current_timestamp() AS _commit_timestamp",
+    )
+
+
+def kafka_options(source: KafkaSource) -> dict[str, str]:
+    """Return the options of Spark's Kafka source that stream and batch have in common.
+
+    Raises:
+        PipelineError: An option contradicts what the pipeline promises.
+    """
+    for name, value in source.options.items():
+        fixed = _FIXED.get(name.lower())
+        if fixed is not None and value.lower() != fixed:
+            raise PipelineError(
+                f"source.options: {name} is always {fixed} in a pipeline, so that no record and no change of a key is lost; "
+                "leave the option out.",
+                ExitCode.USAGE,
+            )
+    topics = (
+        {"subscribePattern": source.topic_pattern} if source.topic_pattern else {"subscribe": ",".join(source.topics)}
+    )
+    return {
+        "kafka.bootstrap.servers": source.bootstrap_servers,
+        **topics,
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+    }
+
+
+def delta_options(source: DeltaSource) -> dict[str, str]:
+    """Return the options of Delta's source, without those that say where it starts."""
+    return {**source.options, **({"readChangeFeed": "true"} if source.change_feed else {})}
+
+
+def keeps_corrupt_records(source: Source) -> bool:
+    """Tell whether rows of the source have `CORRUPT_RECORD`: records that do not fit the schema are kept and told apart."""
+    options: Mapping[str, str] = {name.lower(): value for name, value in source.options.items()}
+    return (
+        isinstance(source, FilesSource)
+        and source.file_format in ("json", "csv")
+        and options.get("mode", "permissive").lower() == "permissive"
+        and options.get("columnnameofcorruptrecord", CORRUPT_RECORD) == CORRUPT_RECORD
+    )
+
+
+def file_schema(source: FilesSource) -> str:
+    """Return the columns of the files as DDL, with the one for records that do not fit."""
+    if keeps_corrupt_records(source) and CORRUPT_RECORD not in source.schema_:
+        return f"{source.schema_.rstrip().rstrip(',')}, {CORRUPT_RECORD} STRING"
+    return source.schema_
+
+
+def is_path(table: str) -> bool:
+    """Tell whether a table is named by its path."""
+    return "/" in table
+
+
+def check_brokers(source: Source) -> None:
+    """Find out within seconds, without Spark, whether a broker of a Kafka source can be reached at all.
+
+    Spark would try for minutes, and report what its client says of it.
+
+    Raises:
+        PipelineError: No address of `bootstrap_servers` accepts a connection.
+    """
+    if not isinstance(source, KafkaSource):
+        return
+    failures = []
+    for server in filter(None, (part.strip() for part in source.bootstrap_servers.split(","))):
+        failure = _find_connection_failure(server)
+        if failure is None:
+            return
+        failures.append(f"{server} ({failure})")
+    raise PipelineError(
+        f"No Kafka broker answers at {', '.join(failures) or source.bootstrap_servers}: start it, or correct bootstrap_servers "
+        "in [source].",
+        ExitCode.CANNOT_START,
+    )
+
+
+def _find_connection_failure(server: str) -> str | None:
+    # "PLAINTEXT://host:port" and "[::1]:9092" are allowed by Kafka's client.
+    host, separator, port = server.rpartition("://")[2].rpartition(":")
+    if not separator or not port.isdigit():
+        return "not written as host:port"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CHECK_SECONDS):
+            return None
+    except socket.gaierror:
+        return "no such host"
+    except TimeoutError:
+        return f"no answer within {_CHECK_SECONDS} seconds"
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,314 @@
+"""From the sections `[[tables]]` to sinks: one sink, or a router, with the decoding before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from stream_merge import MergeResult, MergeSink, merge_router, merge_sink
+from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.file.durations import parse_duration
+from stream_merge.cli.file.option_checks import table_key
+from stream_merge.cli.file.pipeline import PATTERN_PREFIX, DeltaSource, KafkaSource, Pipeline, TableSettings
+from stream_merge.cli.query.sources import CORRUPT_RECORD, keeps_corrupt_records
+from stream_merge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from stream_merge.cli.query.decoding import Decoder
+
+OnResult: TypeAlias = Callable[[MergeResult], None]
+
+CHANGE_COL = "_change"
+FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+FEED_DELETE = "_change_type IN ('delete', 'update_preimage')"
+"""The deletes of a change data feed. The row before an update is a delete of its key that the row after it, of the same commit,
+undoes; but not where the update has changed the key."""
+FEED_ORDER = ("_commit_version", "IF(_change_type IN ('insert', 'update_postimage'), 1, 0)")
+"""The order of its changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTable:
+    """The table that takes the rows of a source.
+
+    Attributes:
+        number: Its place among the tables of the file, from 0.
+        settings: Its section.
+        target: Its path or name, with the placeholders filled.
+        quarantine: The same of its quarantine.
+    """
+
+    number: int
+    settings: TableSettings
+    target: str
+    quarantine: str | None
+
+
+def build_sink(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[DataFrame, int], None]:
+    """Return what `foreachBatch` calls with the micro-batches of the pipeline's source.
+
+    Args:
+        pipeline: The pipeline.
+        on_result: Called with the result of each table and micro-batch, after its commit; for several tables in several threads.
+
+    Raises:
+        PipelineError: The tables cannot be merged as they are described.
+    """
+    decoders = Decoders(pipeline)
+    if is_single(pipeline):
+        return _single_sink(pipeline, decoders, on_result)
+    try:
+        return merge_router(
+            make_sinks(pipeline, on_result),
+            by=route_by(pipeline),
+            prepare=decoders.prepare,
+            max_parallel=pipeline.pipeline.max_parallel,
+            unknown=pipeline.pipeline.unknown,
+        )
+    except ConfigError as error:
+        raise PipelineError(f"tables: {error}.", ExitCode.USAGE) from None
+
+
+def _single_sink(
+    pipeline: Pipeline, decoders: Decoders, on_result: OnResult | None
+) -> Callable[[DataFrame, int], None]:
+    sink = make_sink(pipeline, 0, on_result)
+
+    def merge(batch_df: DataFrame, batch_id: int) -> None:
+        from stream_merge.bridge.materialized import materialized
+
+        decoder = decoders.decoder_of(pipeline.source.format)
+        if not decoder.reads_records:
+            sink(decoder(batch_df), batch_id)
+            return
+        with materialized(batch_df) as records:
+            sink(decoder(records), batch_id)
+
+    return merge
+
+
+def is_single(pipeline: Pipeline) -> bool:
+    """Tell whether one table takes all rows, whatever their source is called."""
+    return len(pipeline.tables) == 1 and pipeline.tables[0].source is None
+
+
+def route_by(pipeline: Pipeline) -> str:
+    """Return the column or expression that names the source of a row.
+
+    Raises:
+        PipelineError: It is not given, and the source has none by itself.
+    """
+    if pipeline.pipeline.route_by is not None:
+        return pipeline.pipeline.route_by
+    if isinstance(pipeline.source, KafkaSource):
+        return "topic"
+    raise PipelineError(
+        f'pipeline.route_by is missing: tables with a source need it where source.format is "{pipeline.source.format}".',
+        ExitCode.USAGE,
+    )
+
+
+def route_column(pipeline: Pipeline, frame: DataFrame) -> Column:
+    """Return the name of each row's source as the router finds it.
+
+    Raises:
+        PipelineError: It is not given, and the source has none by itself.
+    """
+    from pyspark.sql import functions as F
+
+    by = route_by(pipeline)
+    return (frame[by] if by in frame.columns else F.expr(by)).cast("string")
+
+
+def find_table(pipeline: Pipeline, source: str) -> FoundTable | None:
+    """Return the table that takes the rows of a source: the one that names it, else the one whose pattern matches."""
+    if is_single(pipeline):
+        settings = pipeline.tables[0]
+        return FoundTable(number=0, settings=settings, target=settings.target, quarantine=settings.quarantine)
+    for number, settings in enumerate(pipeline.tables):
+        if settings.source == source:
+            return FoundTable(number=number, settings=settings, target=settings.target, quarantine=settings.quarantine)
+    for number, settings in enumerate(pipeline.tables):
+        name = settings.source or ""
+        match = re.fullmatch(name.removeprefix(PATTERN_PREFIX), source) if name.startswith(PATTERN_PREFIX) else None
+        if match is not None:
+            groups = match.groupdict()
+            return FoundTable(
+                number=number,
+                settings=settings,
+                target=settings.target.format_map(groups) if groups else settings.target,
+                quarantine=settings.quarantine.format_map(groups)
+                if groups and settings.quarantine is not None
+                else settings.quarantine,
+            )
+    return None
+
+
+def known_targets(pipeline: Pipeline) -> dict[str, int]:
+    """Return the targets that are known before the first rows come: all but those that a topic's name will say.
+
+    Returns:
+        The number of the section by target, the first one where several have the same.
+    """
+    topics = pipeline.source.topics if isinstance(pipeline.source, KafkaSource) else ()
+    found = [find_table(pipeline, topic) for topic in (topics if pipeline.pipeline.route_by is None else ())]
+    targets = [(table.target, number) for number, table in enumerate(pipeline.tables) if not _is_filled_by_name(table)]
+    targets += [(table.target, table.number) for table in found if table and _is_filled_by_name(table.settings)]
+    known: dict[str, tuple[str, int]] = {}
+    for target, number in targets:
+        # The first spelling of a path is that of the sink.
+        known.setdefault(table_key(target), (target, number))
+    return dict(known.values())
+
+
+def _is_filled_by_name(table: TableSettings) -> bool:
+    source = table.source or ""
+    return source.startswith(PATTERN_PREFIX) and bool(re.compile(source.removeprefix(PATTERN_PREFIX)).groupindex)
+
+
+@dataclass(slots=True)
+class Decoders:
+    """The decoder of each source, made when its first rows come, and kept."""
+
+    pipeline: Pipeline
+    _made: dict[str, Decoder] = field(default_factory=dict)
+    _lock: Any = field(default_factory=Lock)
+
+    def prepare(self, source: str, records: DataFrame) -> DataFrame:
+        """Return the rows of a source's records, as the router asks for them in the thread of the table."""
+        return self.decoder_of(source)(records)
+
+    def decoder_of(self, source: str) -> Decoder:
+        """Return the decoder of a source.
+
+        Raises:
+            PipelineError: No table takes its rows.
+        """
+        from stream_merge.cli.query.decoding import Decoder
+
+        with self._lock:
+            if source not in self._made:
+                found = find_table(self.pipeline, source)
+                if found is None:
+                    raise PipelineError(f"No table takes the rows of {source}.", ExitCode.USAGE)
+                self._made[source] = Decoder(self.pipeline.decode, found.settings, found.target, source)
+            return self._made[source]
+
+
+def make_sinks(pipeline: Pipeline, on_result: OnResult | None) -> dict[Any, MergeSink]:
+    """Return the sinks by name or pattern of their source; sources that fill one table in one way share its sink.
+
+    Raises:
+        PipelineError: A table has no source, two have the same one, or a table's options contradict each other.
+    """
+    sinks: dict[Any, MergeSink] = {}
+    shared: dict[str, MergeSink] = {}
+    for number, settings in enumerate(pipeline.tables):
+        if settings.source is None:
+            raise PipelineError(
+                f"tables[{number}].source is missing: with several tables each says which rows it takes.",
+                ExitCode.USAGE,
+            )
+        is_pattern = settings.source.startswith(PATTERN_PREFIX)
+        key = re.compile(settings.source.removeprefix(PATTERN_PREFIX)) if is_pattern else settings.source
+        if key in sinks:
+            raise PipelineError(f"tables[{number}].source: {settings.source} is there twice.", ExitCode.USAGE)
+        same = settings.model_copy(
+            update={"source": None, "columns": None, "target": table_key(settings.target)}
+        ).model_dump_json()
+        if same not in shared:
+            shared[same] = make_sink(pipeline, number, on_result)
+        sinks[key] = shared[same]
+    return sinks
+
+
+def make_sink(pipeline: Pipeline, number: int, on_result: OnResult | None) -> MergeSink:
+    """Return the sink of one table of the file.
+
+    Raises:
+        PipelineError: Its options contradict each other.
+    """
+    settings = pipeline.tables[number]
+    try:
+        return merge_sink(settings.target, **sink_options(pipeline, number), on_result=on_result)
+    except (ConfigError, ValueError) as error:
+        raise PipelineError(f"tables[{number}] ({settings.target}): {error}.", ExitCode.USAGE) from None
+
+
+def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
+    """Return the options of `merge_sink` for one table of the file.
+
+    Raises:
+        PipelineError: The table has no keys, or no columns to know its rows by.
+    """
+    settings = pipeline.tables[number]
+    options: dict[str, Any] = {
+        "sequence_by": settings.sequence_by,
+        "tie_break_by": settings.tie_break_by,
+        "delete_when": settings.delete_when,
+        "ignore_null_updates": settings.ignore_null_updates,
+        "null_keys": settings.null_keys,
+        "create_if_missing": settings.create_if_missing,
+        "merge_schema": settings.merge_schema,
+        "strategy": settings.strategy,
+        "locator": settings.locator,
+        "tombstone_retention": parse_duration(settings.tombstone_retention),
+        "skip_unchanged": settings.skip_unchanged,
+        "single_writer": settings.single_writer,
+        "quarantine": settings.quarantine,
+        "expect": settings.expect,
+        "max_quarantined_share": settings.max_quarantined_share,
+        "max_commit_retries": settings.max_commit_retries,
+    }
+    if settings.create_if_missing:
+        options |= {
+            "partition_by": settings.partition_by,
+            "cluster_by": settings.cluster_by,
+            "table_properties": settings.table_properties,
+        }
+    options |= _brought_options(pipeline, number)
+    options["except_columns"] = [*settings.except_columns, *(options.get("except_columns") or ())]
+    if settings.write_columns:
+        # What is not written needs no naming then.
+        options["columns"] = settings.write_columns
+        del options["except_columns"]
+    return options
+
+
+def _brought_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
+    """Return the options that the source and its decoding bring with them."""
+    settings = pipeline.tables[number]
+    if settings.keys is None or (not settings.keys and pipeline.decode.format != "debezium"):
+        raise PipelineError(
+            f"tables[{number}].keys ({settings.target}): name the columns that identify a row"
+            + (", or write keys = [] for a table without a key." if pipeline.decode.format == "debezium" else "."),
+            ExitCode.USAGE,
+        )
+    keys = {"keys": settings.keys} if settings.keys else {}
+    if pipeline.decode.format == "debezium":
+        from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
+
+        return {**keys, **(MERGE_OPTIONS if settings.keys else KEYLESS_MERGE_OPTIONS)}
+    if pipeline.decode.format == "json":
+        return {**keys, "error_column": f"{CHANGE_COL}.error", "except_columns": [CHANGE_COL]}
+    if isinstance(pipeline.source, DeltaSource) and pipeline.source.change_feed:
+        return {**keys, **_feed_options(settings)}
+    if keeps_corrupt_records(pipeline.source):
+        error = f"'the record does not fit the schema: ' || left({CORRUPT_RECORD}, 80)"
+        return {**keys, "error_column": error, "except_columns": [CORRUPT_RECORD]}
+    return keys
+
+
+def _feed_options(settings: TableSettings) -> dict[str, Any]:
+    """Return order and deletes of a change data feed; what the file says comes on top."""
+    order: dict[str, Any] = {"sequence_by": FEED_ORDER}
+    if settings.sequence_by is not None:
+        # A delete has the values that its row had, and so the same sequence.
+        order = {"tie_break_by": settings.tie_break_by or FEED_ORDER}
+    delete_when = FEED_DELETE if settings.delete_when is None else f"{FEED_DELETE} OR ({settings.delete_when})"
+    return {**order, "delete_when": delete_when, "except_columns": FEED_COLUMNS}

@@ -1,0 +1,289 @@
+"""How a running pipeline stands: fed with the results of merges and with the query's progress, read by whoever shows it.
+
+Needs no Spark. Results come in the threads of the tables, so every access is under one lock; what is read is a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from stream_merge.cli.query.newest import ALL_ROWS, NEWEST_METRIC, TABLE_PREFIX
+from stream_merge.metrics import MergeResult
+
+RATE_SECONDS = 60
+"""Rates of tables are those of the last minute."""
+
+_MAX_RATE_POINTS = 600
+
+
+class State(Enum):
+    """What the pipeline is doing."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True)
+class TableProgress:
+    """How one table stands; numbers of rows are those since the start of the command.
+
+    Attributes:
+        target: Path or name of the table.
+        num_batches: Micro-batches that were merged.
+        num_skipped: Micro-batches that the table had already.
+        num_source_rows: Rows that were merged.
+        num_inserted: Rows that they inserted.
+        num_updated: Rows that they updated.
+        num_deleted: Rows that they deleted.
+        num_quarantined: Rows that were set aside.
+        num_conflicts: Commits that lost against other writers.
+        batch_id: The last micro-batch.
+        version: The table version that it made.
+        seconds: How long it took.
+        committed_at: When it was committed, in seconds since the epoch.
+        newest_at: Time of the newest change that was merged, likewise; None where the source tells no times.
+        committed_delay: The age, in seconds, of that change at its commit.
+        rows_per_second: Rows that were merged in the last minute, for each second.
+        merged: When how many were; empty in copies.
+    """
+
+    target: str
+    num_batches: int = 0
+    num_skipped: int = 0
+    num_source_rows: int = 0
+    num_inserted: int = 0
+    num_updated: int = 0
+    num_deleted: int = 0
+    num_quarantined: int = 0
+    num_conflicts: int = 0
+    batch_id: int | None = None
+    version: int | None = None
+    seconds: float | None = None
+    committed_at: float | None = None
+    newest_at: float | None = None
+    committed_delay: float | None = None
+    rows_per_second: float = 0.0
+    merged: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_MAX_RATE_POINTS), repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A copy of everything, for display.
+
+    Attributes:
+        name: The pipeline's.
+        state: What it is doing.
+        seconds: Since when it runs.
+        batch_id: The last micro-batch that Spark has finished.
+        num_batches: How many it has finished.
+        num_failures: How often the query failed.
+        input_rows_per_second: Rate at which rows arrived before the last micro-batch.
+        processed_rows_per_second: Rate at which it was merged.
+        offset_lag: Records behind the newest offset, by topic, as Spark saw them when it planned the last micro-batch.
+        tables: The tables by target.
+        notice: The last error or retry, or what is being waited for.
+        retry_at: When the query is started again, in seconds since the epoch.
+        now: When the copy was made, likewise.
+    """
+
+    name: str
+    state: State
+    seconds: float
+    batch_id: int | None
+    num_batches: int
+    num_failures: int
+    input_rows_per_second: float | None
+    processed_rows_per_second: float | None
+    offset_lag: Mapping[str, int]
+    tables: Mapping[str, TableProgress]
+    notice: str | None
+    retry_at: float | None
+    now: float
+
+    @property
+    def total_offset_lag(self) -> int | None:
+        """Records behind the newest offset, of all topics; None where the source has no offsets."""
+        return sum(self.offset_lag.values()) if self.offset_lag else None
+
+    def sequence_lag(self, table: TableProgress) -> float | None:
+        """Return how many seconds a table is behind its source: see `Progress.sequence_lag`."""
+        if table.newest_at is None:
+            return None
+        is_behind = bool(self.total_offset_lag) or self.state is State.RETRYING
+        if is_behind or table.committed_delay is None:
+            return max(0.0, self.now - table.newest_at)
+        return table.committed_delay
+
+
+class Progress:
+    """How a running pipeline stands.
+
+    Args:
+        name: The pipeline's name.
+        clock: Gives seconds since the epoch.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.time) -> None:
+        self._name = name
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._started_at = clock()
+        self._state = State.STARTING
+        self._tables: dict[str, TableProgress] = {}
+        self._offset_lag: dict[str, int] = {}
+        self._batch_id: int | None = None
+        self._num_batches = 0
+        self._num_failures = 0
+        self._input_rate: float | None = None
+        self._processed_rate: float | None = None
+        self._notice: str | None = None
+        self._retry_at: float | None = None
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of everything."""
+        with self._lock:
+            now = self._clock()
+            return Snapshot(
+                name=self._name,
+                state=self._state,
+                seconds=max(0.0, now - self._started_at),
+                batch_id=self._batch_id,
+                num_batches=self._num_batches,
+                num_failures=self._num_failures,
+                input_rows_per_second=self._input_rate,
+                processed_rows_per_second=self._processed_rate,
+                offset_lag=dict(self._offset_lag),
+                tables={name: _copy(table, now, self._started_at) for name, table in sorted(self._tables.items())},
+                notice=self._notice,
+                retry_at=self._retry_at,
+                now=now,
+            )
+
+    def sequence_lag(self, target: str) -> float | None:
+        """Return how many seconds a table is behind its source; None where the source tells no times.
+
+        It is the age that the newest merged change had at its commit. While records wait to be read, or the query does not
+        run, it is the age that this change has now: a pipeline that stands still falls behind.
+        """
+        snapshot = self.snapshot()
+        table = snapshot.tables.get(target)
+        return None if table is None else snapshot.sequence_lag(table)
+
+    def set_state(self, state: State, notice: str | None = None, retry_at: float | None = None) -> None:
+        """Say what the pipeline is doing, and what the user should know of it."""
+        with self._lock:
+            self._state = state
+            self._retry_at = retry_at
+            if notice is not None:
+                self._notice = notice
+
+    def on_failure(self) -> None:
+        """Count a query that failed."""
+        with self._lock:
+            self._num_failures += 1
+
+    def on_result(self, result: MergeResult) -> None:
+        """Take the result of one table and micro-batch."""
+        with self._lock:
+            now = self._clock()
+            table = self._tables.setdefault(result.target, TableProgress(target=result.target))
+            table.batch_id = result.batch_id
+            table.num_conflicts += len(result.conflicts)
+            if result.skipped:
+                table.num_skipped += 1
+                return
+            table.num_batches += 1
+            table.num_source_rows += result.num_source_rows
+            table.num_inserted += result.num_target_rows_inserted
+            table.num_updated += result.num_target_rows_updated
+            table.num_deleted += result.num_target_rows_deleted
+            table.num_quarantined += result.num_quarantined_rows
+            table.version = result.version if result.version is not None else table.version
+            table.seconds = result.execution_time_ms / 1000
+            table.committed_at = now
+            table.merged.append((now, result.num_source_rows))
+
+    def on_query_progress(self, progress: Mapping[str, Any]) -> bool:
+        """Take the progress of a micro-batch, as the JSON of Spark's `StreamingQueryProgress` has it.
+
+        Returns:
+            Whether it tells of a micro-batch, rather than that there was nothing to do.
+        """
+        with self._lock:
+            self._take_rates_and_lag(progress)
+            if "addBatch" not in (progress.get("durationMs") or {}):
+                return False
+            self._batch_id = int(progress["batchId"])
+            self._num_batches += 1
+            self._take_newest(progress, self._batch_id)
+            if self._state is State.RUNNING:
+                self._notice = None
+            return True
+
+    def _take_rates_and_lag(self, progress: Mapping[str, Any]) -> None:
+        self._input_rate = _number(progress.get("inputRowsPerSecond"))
+        self._processed_rate = _number(progress.get("processedRowsPerSecond"))
+        lag: dict[str, int] = {}
+        for source in progress.get("sources") or ():
+            newest, end = _offsets(source.get("latestOffset")), _offsets(source.get("endOffset"))
+            for topic, partitions in newest.items():
+                ends = end.get(topic, {})
+                behind = sum(max(0, offset - ends.get(partition, 0)) for partition, offset in partitions.items())
+                lag[topic] = lag.get(topic, 0) + behind
+        if lag:
+            self._offset_lag = lag
+
+    def _take_newest(self, progress: Mapping[str, Any], batch_id: int) -> None:
+        observed = (progress.get("observedMetrics") or {}).get(NEWEST_METRIC) or {}
+        for target, table in self._tables.items():
+            own = f"{TABLE_PREFIX}{target}"
+            newest = observed.get(own) if own in observed else observed.get(ALL_ROWS)
+            if newest is None or table.batch_id != batch_id:
+                continue
+            seconds = float(newest) / 1000
+            table.newest_at = seconds if table.newest_at is None else max(table.newest_at, seconds)
+            if table.committed_at is not None:
+                table.committed_delay = max(0.0, table.committed_at - seconds)
+
+
+def _copy(table: TableProgress, now: float, started_at: float) -> TableProgress:
+    merged = table.merged
+    while merged and now - merged[0][0] > RATE_SECONDS:
+        merged.popleft()
+    seconds = min(RATE_SECONDS, max(1.0, now - started_at))
+    return replace(table, rows_per_second=sum(rows for _, rows in merged) / seconds, merged=deque())
+
+
+def _number(value: object) -> float | None:
+    # Spark leaves a rate out that it cannot compute, and writes some as text.
+    if not isinstance(value, (int, float, str)):
+        return None
+    number = float(value)
+    return number if abs(number) < float("inf") else None
+
+
+def _offsets(value: object) -> dict[str, dict[str, int]]:
+    """Return Kafka's offsets by topic and partition; nothing for other sources."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
+        return {}
+    try:
+        return {
+            topic: {partition: int(offset) for partition, offset in offsets.items()} for topic, offsets in value.items()
+        }
+    except (TypeError, ValueError):
+        return {}

@@ -1,0 +1,79 @@
+"""Where log records of a command go, and in which form: never with a secret, and with a stack trace only for `debug`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from enum import Enum
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from stream_merge.cli.file.secrets import Secrets
+
+COMMAND = "stream_merge.cli"
+"""The logger of the command itself, and of no module of the library."""
+
+
+class LogLevel(str, Enum):
+    """What is logged, from everything to errors alone."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def configure_logging(level: LogLevel, secrets: Secrets, console: Console | None = None) -> None:
+    """Send the log records of the process to the terminal or to standard error.
+
+    The command's own records are shown from `level` on. Those of the library have a record a batch that says what the command's own
+    says, so they are shown from WARNING on; Spark's own lines and py4j's only with `debug`.
+
+    Args:
+        level: From which level on.
+        secrets: What is masked.
+        console: The terminal of a live display, above which records are printed; standard error without.
+    """
+    handler: logging.Handler
+    if console is None:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s", debug=level is LogLevel.DEBUG))
+    else:
+        handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%X")
+        handler.setFormatter(_OneLine("%(message)s", debug=level is LogLevel.DEBUG))
+    handler.addFilter(secrets.filter())
+    if level is not LogLevel.DEBUG:
+        handler.addFilter(_is_not_told_twice)
+    root = logging.getLogger()
+    for other in list(root.handlers):
+        root.removeHandler(other)
+    root.addHandler(handler)
+    chosen = getattr(logging, level.value.upper())
+    is_debug = level is LogLevel.DEBUG
+    root.setLevel(chosen if is_debug else max(chosen, logging.WARNING))
+    # The display tells what the records of level INFO say.
+    logging.getLogger(COMMAND).setLevel(max(chosen, logging.WARNING) if console and not is_debug else chosen)
+    logging.getLogger("py4j").setLevel(logging.INFO if is_debug else logging.CRITICAL)
+    for noisy in ("matplotlib", "PIL", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _is_not_told_twice(record: logging.LogRecord) -> bool:
+    """Leave out that a table of the router has failed: the command says so in a sentence of its own, with what to do."""
+    return not (record.name == "stream_merge" and record.module == "routed_batch" and record.levelno == logging.ERROR)
+
+
+class _OneLine(logging.Formatter):
+    """Leaves stack traces out, but for `debug`."""
+
+    def __init__(self, text: str, *, debug: bool) -> None:
+        super().__init__(text)
+        self._debug = debug
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not self._debug and (record.exc_info or record.exc_text or record.stack_info):
+            record = copy.copy(record)
+            record.exc_info = record.exc_text = record.stack_info = None
+        return super().format(record)

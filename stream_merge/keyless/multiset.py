@@ -1,0 +1,381 @@
+"""Tables without a key: a multiset of rows, of which a change adds one, removes one that is equal, or both.
+
+The merge itself knows keys alone, so each event of the log gets one, the row's id: the text of its sequence, whether it adds or
+removes, and a hash of the row's contents. The sink keeps it in the target, in the column `ROW_ID`. What is dead is remembered
+as deleted keys are, by a tombstone: rows that were removed, and the removals themselves, matched or not. So rows and
+tombstones of some contents are together all events that are known of them, and what the table must have follows from these
+alone, in whatever order they came:
+
+With S the number of rows added less those removed, in the order of the sequence, a removal that brings S to a new low below
+0 waits for a row that has not come. Of the rows, as many are there as S at the end is above its lowest.
+
+Which ones does not matter, since they are equal. The newest are kept: then a row that is dead is never wanted again, neither
+when older events come late nor after a TRUNCATE, which forgets all that is older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.statement import KeyPair
+from stream_merge.clauses import Expression
+from stream_merge.column_names import IS_REMOVED, RESERVED_PREFIX, ROW_ID, SEQUENCE
+from stream_merge.config import SinkConfig
+from stream_merge.errors import ConfigError, MergeExecutionError, UnresolvedColumnError
+from stream_merge.keyless.row_id import AS_JSON, comparable, ordered_text
+from stream_merge.merge.source import bound_of, key_range
+from stream_merge.order.sequence import with_sequence
+from stream_merge.sql import column_of, quote
+from stream_merge.table.features import CHAR_VARCHAR
+from stream_merge.table.files import KeyRange, is_prunable
+
+if TYPE_CHECKING:
+    from stream_merge.tombstones.store import ChangeMemory
+
+MAX_BROADCAST_CONTENTS = 500_000
+"""With more different contents, Spark decides how to join them with rows and tombstones."""
+
+_ADDS, _REMOVES = "+", "-"
+_HASH_DIGITS = 32
+_HASH = RESERVED_PREFIX + "contents"
+_SIGN = RESERVED_PREFIX + "sign"
+_IMAGE = RESERVED_PREFIX + "image"
+_KIND = RESERVED_PREFIX + "kind"
+_WEIGHT = RESERVED_PREFIX + "weight"
+_IN_TABLE, _REMEMBERED, _NEW = 0, 1, 2
+
+
+def with_row_ids(config: SinkConfig, batch: DataFrame, schema: T.StructType) -> tuple[SinkConfig, DataFrame]:
+    """Return the sink as one with the key `ROW_ID`, and the batch with the columns for it, yet without ids.
+
+    Args:
+        config: The sink, with `before`.
+        batch: The batch as it arrived.
+        schema: The target's.
+
+    Raises:
+        ConfigError: `before` is no struct.
+        UnresolvedColumnError: It lacks a column that is written.
+    """
+    assert config.delete_when is not None
+    sequence_type = schema[SEQUENCE].dataType if SEQUENCE in schema.names else None
+    sequenced = with_sequence(batch, config.sequence_parts, config.source_alias, sequence_type)
+    nothing = F.lit(None)
+    prepared = sequenced.select("*", nothing.cast("string").alias(ROW_ID), nothing.cast("boolean").alias(IS_REMOVED))
+    in_target = {name.lower() for name in schema.names}
+    written = config.written_columns(batch.columns)
+    kept = [name for name in written if config.merge_schema or name.lower() in in_target]
+    _check_before(config, batch, kept)
+    # In the batch as it arrived, which the quarantine looks at, the user's own condition tells.
+    is_removed: Expression
+    if isinstance(config.delete_when, str):
+        is_removed = f"coalesce({IS_REMOVED}, (\n{config.delete_when}\n))"
+    else:
+        is_removed = F.coalesce(F.col(IS_REMOVED), config.delete_when)
+    ordered = replace(
+        config,
+        keys=(ROW_ID,),
+        before=None,
+        sequence_by=(SEQUENCE,),
+        tie_break_by=(),
+        delete_when=is_removed,
+        columns=(*kept, ROW_ID, SEQUENCE),
+        except_columns=(),
+    )
+    return ordered, prepared
+
+
+def type_before(config: SinkConfig, batch: DataFrame) -> T.StructType:
+    """Return the type of the row as it was before a change of a batch.
+
+    Raises:
+        ConfigError: It is no struct.
+    """
+    image = batch.alias(config.source_alias).select(before_of(config, batch.columns).alias("before"))
+    kind = image.schema["before"].dataType
+    if not isinstance(kind, T.StructType):
+        raise ConfigError([f"before is of type {kind.simpleString()}; it must be a struct of the table's columns"])
+    return kind
+
+
+def _check_before(config: SinkConfig, batch: DataFrame, written: Sequence[str]) -> None:
+    kind = type_before(config, batch)
+    present = {name.lower() for name in kind.names}
+    missing = [name for name in written if name.lower() not in present]
+    if missing:
+        raise UnresolvedColumnError(f"before has no field {', '.join(missing)}; it has {', '.join(kind.names)}")
+
+
+def before_of(config: SinkConfig, columns: Sequence[str]) -> Column:
+    """Return the row as it was before a change of the source."""
+    assert config.before is not None
+    if isinstance(config.before, str) and config.before.lower() in {name.lower() for name in columns}:
+        return F.col(quote(config.before))
+    return column_of(config.before)
+
+
+def is_lost(config: SinkConfig, columns: Sequence[str]) -> Column:
+    """Return whether a change of the source removes a row and does not say which."""
+    assert config.delete_when is not None
+    return before_of(config, columns).isNull() & F.coalesce(column_of(config.delete_when), F.lit(False))
+
+
+@contextmanager
+def paired(
+    batch: DataFrame,
+    config: SinkConfig,
+    ordered: SinkConfig,
+    *,
+    schema: T.StructType,
+    memory: ChangeMemory,
+    read_target: Callable[[Sequence[KeyRange]], DataFrame],
+    batch_name: str,
+) -> Iterator[DataFrame]:
+    """Give the changes of rows with an id that the batch comes to.
+
+    Args:
+        batch: The batch as `with_row_ids` returned it.
+        config: The sink as the user configured it.
+        ordered: The sink as `with_row_ids` returned it.
+        schema: The target's.
+        memory: The dead rows and the removals that the table remembers.
+        read_target: Gives the rows of the target's files that may hold such values.
+        batch_name: How messages name the batch.
+
+    Raises:
+        MergeExecutionError: A change removes a row and does not say which.
+    """
+    contents = _Contents.of(batch, ordered, schema)
+    with persisted(_events(batch, config, ordered, contents)) as events:
+        facts = summary(events, F.count_if(F.col(_SIGN).isNull()), F.count_if(F.col(_SIGN) == _REMOVES))
+        if facts[0]:
+            raise MergeExecutionError(
+                f"{batch_name}: {facts[0]} change(s) remove a row and do not say which: before is NULL. Nothing was committed."
+            )
+        pairing = _Pairing(events, memory, batch.columns)
+        known = memory.dead()
+        if not facts[1] and known is None:
+            yield pairing.untouched(None)
+            return
+        with persisted(pairing.touched(known)) as touched:
+            num_touched = touched.count()
+            if not num_touched:
+                yield pairing.untouched(None)
+                return
+            if num_touched <= MAX_BROADCAST_CONTENTS:
+                touched = F.broadcast(touched)
+            # After a TRUNCATE contents are looked at again that the batch has nothing of: any file may hold them.
+            ranges = [] if memory.is_truncated else contents.ranges(pairing.of(events, touched))
+            rows = pairing.of(pairing.rows_of(read_target(ranges)), touched)
+            yield pairing.changes(rows, known, touched).unionByName(pairing.untouched(touched))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """The columns that rows are compared by, as the target has them."""
+
+    fields: tuple[T.StructField, ...]
+    schema: T.StructType
+
+    @staticmethod
+    def of(batch: DataFrame, ordered: SinkConfig, schema: T.StructType) -> _Contents:
+        in_target = {field.name.lower(): field for field in schema.fields}
+        in_batch = {field.name.lower(): field for field in batch.schema.fields}
+        names = [name.lower() for name in ordered.columns if name not in (ROW_ID, SEQUENCE)]
+        return _Contents(fields=tuple(in_target.get(name, in_batch[name]) for name in names), schema=schema)
+
+    def image(self, is_before: Column, before: str, before_type: T.StructType) -> Column:
+        """Return the values of a row, as it was or as it is: a struct v0, v1, ..."""
+        fields = {name.lower(): name for name in before_type.names}
+        values = []
+        for number, field in enumerate(self.fields):
+            was = F.col(before).getField(fields[field.name.lower()]).cast(field.dataType)
+            value = F.when(is_before, was).otherwise(F.col(quote(field.name)).cast(field.dataType))
+            if str(field.metadata.get(CHAR_VARCHAR, "")).startswith("char("):
+                value = F.rtrim(value)  # the target pads it with blanks
+            values.append(value.alias(f"v{number}"))
+        return F.struct(*values)
+
+    def hash(self, image: str) -> Column:
+        """Return the hash of an image.
+
+        It is cryptographic, since the contents are anybody's, and equal hashes are equal rows to the sink. It is taken of a text,
+        so that NULL has a place, and a value is the same after its column was widened.
+        """
+        values = [
+            comparable(F.col(image).getField(f"v{number}"), field.dataType).alias(field.name.lower())
+            for number, field in enumerate(self.fields)
+        ]
+        return F.left(F.sha2(F.to_json(F.struct(*values), AS_JSON), 256), F.lit(_HASH_DIGITS))
+
+    def ranges(self, events: DataFrame) -> list[KeyRange]:
+        """Return between which values the rows lie that equal the events' images."""
+        prunable = {
+            number: field
+            for number, field in enumerate(self.fields)
+            if is_prunable(field.dataType.simpleString())
+            and CHAR_VARCHAR not in field.metadata
+            and field in self.schema.fields
+        }
+        if not prunable:
+            return []
+        values = {number: F.col(_IMAGE).getField(f"v{number}") for number in prunable}
+        aggregates = [
+            bound_of(aggregate(value), prunable[number].dataType.simpleString()).alias(f"{name}_{number}")
+            for number, value in values.items()
+            for name, aggregate in (("low", F.min), ("high", F.max))
+        ]
+        aggregates += [F.count_if(value.isNull()).alias(f"nulls_{number}") for number, value in values.items()]
+        found = summary(events, *aggregates)
+        json = self.schema.jsonValue()
+        return [
+            key_range(
+                KeyPair(
+                    target=field.name, source=field.name, type_name=field.dataType.simpleString(), is_null_safe=True
+                ),
+                (found[f"low_{number}"], found[f"high_{number}"], found[f"nulls_{number}"], None),
+                json,
+            )
+            for number, field in prunable.items()
+        ]
+
+
+def _events(batch: DataFrame, config: SinkConfig, ordered: SinkConfig, contents: _Contents) -> DataFrame:
+    """Return what the changes add and remove: the batch's columns, with the id, and `_SIGN`, `_HASH` and `_IMAGE`.
+
+    Columns that are not written are NULL: an event that was delivered again is then the same.
+    """
+    before, is_delete = RESERVED_PREFIX + "before", RESERVED_PREFIX + "is_delete"
+    assert config.delete_when is not None
+    described = batch.alias(config.source_alias).select(
+        "*",
+        before_of(config, batch.columns).alias(before),
+        F.coalesce(column_of(config.delete_when), F.lit(False)).alias(is_delete),
+    )
+    before_type = described.schema[before].dataType
+    assert isinstance(before_type, T.StructType)
+    removes = F.when(F.col(before).isNotNull(), F.lit(_REMOVES))
+    adds = F.when(~F.col(is_delete), F.lit(_ADDS))
+    events = described.select("*", F.explode_outer(F.array_compact(F.array(removes, adds))).alias(_SIGN))
+    events = events.withColumn(_IMAGE, contents.image(F.col(_SIGN) == _REMOVES, before, before_type))
+    events = events.withColumn(_HASH, contents.hash(_IMAGE))
+    row_id = F.concat(ordered_text(F.col(SEQUENCE), batch.schema[SEQUENCE].dataType), F.col(_SIGN), F.col(_HASH))
+    written = {name.lower() for name in ordered.columns}
+    columns = []
+    for field in batch.schema.fields:
+        value = F.col(quote(field.name)) if field.name.lower() in written else F.lit(None).cast(field.dataType)
+        own = {ROW_ID: row_id, IS_REMOVED: F.col(_SIGN) == _REMOVES}
+        columns.append(own.get(field.name, value).alias(field.name))
+    return events.select(*columns, _SIGN, _HASH, _IMAGE)
+
+
+class _Pairing:
+    """The events of a batch, and what the table knows of equal rows."""
+
+    def __init__(self, events: DataFrame, memory: ChangeMemory, columns: Sequence[str]) -> None:
+        self._memory = memory
+        self._columns = [quote(name) for name in columns]
+        self._is_old = F.lit(False)
+        if memory.state.truncated is not None:
+            tombstones = memory.tombstones
+            self._is_old = tombstones.sequence_column() < tombstones.column_of(memory.state.truncated)
+        # Events that are older than a TRUNCATE take part in nothing. They stay in the batch, which leaves them out and counts them.
+        self._old = events.where(self._is_old)
+        self._events = events.where(~self._is_old)
+
+    def of(self, frame: DataFrame, touched: DataFrame) -> DataFrame:
+        """Return what has the contents that are looked at."""
+        return frame.join(touched, _HASH, "left_semi")
+
+    def touched(self, known: DataFrame | None) -> DataFrame:
+        """Return the contents that are looked at: those that the batch removes, or has events of which others are remembered.
+
+        Rows of all other contents are added, and that is all.
+        """
+        contents = [self._events.where(F.col(_SIGN) == _REMOVES).select(_HASH)]
+        if known is not None:
+            remembered = self._remembered(known).select(_HASH).distinct()
+            # A TRUNCATE may have taken the rows that removals had found.
+            contents.append(
+                remembered if self._memory.is_truncated else self.of(self._events.select(_HASH), remembered)
+            )
+        return reduce(DataFrame.union, contents).distinct()
+
+    def rows_of(self, target: DataFrame) -> DataFrame:
+        """Return the rows of the target that the sink knows."""
+        rows = target.select(ROW_ID, SEQUENCE).where(F.col(ROW_ID).isNotNull() & ~self._is_old)
+        return _of_ids(rows).withColumns({_KIND: F.lit(_IN_TABLE), _WEIGHT: F.lit(1)})
+
+    def _remembered(self, known: DataFrame) -> DataFrame:
+        """Return the remembered events, with the weight 0 if they are about to be forgotten.
+
+        All events of some contents are remembered anew whenever one of them is, so that they are forgotten together.
+        """
+        events = known.select(F.col("k0").alias(ROW_ID), F.col("sequence.s0").alias(SEQUENCE), "deleted_ms")
+        events = _of_ids(events.where(~self._is_old))
+        weight = F.when(F.col("deleted_ms") < self._memory.cutoff_ms(), 0).otherwise(_weight())
+        return events.withColumns({_KIND: F.lit(_REMEMBERED), _WEIGHT: weight}).drop("deleted_ms")
+
+    def untouched(self, touched: DataFrame | None) -> DataFrame:
+        """Return the events that need no other: rows that are added, and what is older than a TRUNCATE."""
+        rows = self._events if touched is None else self._events.join(touched, _HASH, "left_anti")
+        return rows.select(*self._columns).unionByName(self._old.select(*self._columns))
+
+    def changes(self, rows: DataFrame, known: DataFrame | None, touched: DataFrame) -> DataFrame:
+        """Return what becomes of the rows, the remembered events and those of the batch.
+
+        Args:
+            rows: The target's rows of the contents that are looked at.
+            known: What the table remembers.
+            touched: The contents.
+        """
+        members = [rows]
+        if known is not None:
+            members.append(self.of(self._remembered(known), touched))
+        new = self.of(self._events, touched).drop(_IMAGE)
+        members.append(new.withColumns({_KIND: F.lit(_NEW), _WEIGHT: _weight()}))
+        everything = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), members)
+        return self._decided(everything).select(*self._columns)
+
+    def _decided(self, members: DataFrame) -> DataFrame:
+        copy, level, wanted, rank, is_changed = (
+            RESERVED_PREFIX + name for name in ("copy", "level", "wanted", "rank", "is_changed")
+        )
+        same = Window.partitionBy(ROW_ID).orderBy(_KIND, F.abs(_WEIGHT).desc())
+        members = members.withColumn(copy, F.row_number().over(same)).where(F.col(copy) == 1)
+        equal = Window.partitionBy(_HASH)
+        # An update removes before it adds: it does not take its own row.
+        order = equal.orderBy(SEQUENCE, F.col(_SIGN).desc(), ROW_ID).rowsBetween(Window.unboundedPreceding, 0)
+        newest = equal.orderBy(F.col(SEQUENCE).desc(), F.col(ROW_ID).desc()).rowsBetween(Window.unboundedPreceding, 0)
+        is_row = (F.col(_SIGN) == _ADDS) & (F.col(_KIND) != _REMEMBERED)
+        members = members.withColumn(level, F.sum(_WEIGHT).over(order))
+        members = members.withColumns(
+            {
+                wanted: F.sum(_WEIGHT).over(equal) - F.least(F.lit(0), F.min(level).over(equal)),
+                rank: F.sum(is_row.cast("int")).over(newest),
+            }
+        )
+        members = members.withColumn(IS_REMOVED, ~(is_row & (F.col(rank) <= F.col(wanted))))
+        changes = (F.col(_KIND) == _NEW) | ((F.col(_KIND) == _IN_TABLE) & F.col(IS_REMOVED))
+        members = members.withColumn(is_changed, F.max(changes).over(equal))
+        is_again = (F.col(_KIND) == _REMEMBERED) & F.col(is_changed) & (F.col(_WEIGHT) != 0)
+        return members.where(changes | is_again)
+
+
+def _of_ids(frame: DataFrame) -> DataFrame:
+    """Add what the ids tell: contents and sign."""
+    sign = F.substring(ROW_ID, -_HASH_DIGITS - 1, 1)
+    return frame.withColumns({_HASH: F.right(F.col(ROW_ID), F.lit(_HASH_DIGITS)), _SIGN: sign})
+
+
+def _weight() -> Column:
+    return F.when(F.col(_SIGN) == _ADDS, 1).otherwise(-1)

@@ -1,0 +1,69 @@
+"""Sequences as values that the driver compares as Spark would, for the index, which does without the rows of the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from stream_merge.merge.job import MergeJob
+from stream_merge.sql import quote
+
+
+def is_comparable(job: MergeJob) -> bool:
+    """Whether the driver can compare the sequences of batch and target."""
+    given, kept = (
+        {field.name.lower(): field.dataType for field in fields}
+        for fields in (job.source.rows.schema, job.resolved.types)
+    )
+    names = [name.lower() for name in job.order_by]
+    # Values of two types Spark compares in a third one.
+    is_same = all(name in kept and given[name].simpleString() == kept[name].simpleString() for name in names)
+    return is_same and all(is_comparable_type(kept[name]) for name in names)
+
+
+def sequence_of(job: MergeJob, frame: DataFrame) -> Column:
+    """Return the sequence of a row of batch or target, for `place_of` once it is on the driver."""
+    types = {field.name.lower(): field.dataType for field in job.resolved.types}
+    return F.struct(
+        *[sent(frame[quote(name)], types[name.lower()]).alias(f"s{i}") for i, name in enumerate(job.order_by)]
+    )
+
+
+def place_of(sequence: Any) -> tuple[Any, ...]:
+    """Return what a sequence that came from Spark is ordered by; what is missing comes before all else."""
+    if sequence is None:
+        return (0,)
+    if isinstance(sequence, dict):
+        return (1, *[place_of(part) for part in sequence.values()])
+    return (1, sequence)
+
+
+def is_comparable_type(kind: T.DataType) -> bool:
+    """Whether Python orders values of a type as Spark does."""
+    match kind:
+        case T.StructType():
+            return all(is_comparable_type(field.dataType) for field in kind.fields)
+        case T.StringType():
+            return kind.simpleString() == "string"  # and not one with a collation
+        case T.IntegralType() | T.DecimalType() | T.BooleanType() | T.TimestampType() | T.DateType():
+            return True
+        case _:
+            # Among them FLOAT and DOUBLE, whose NaN is ordered otherwise in Python.
+            return False
+
+
+def sent(value: Column, kind: T.DataType) -> Column:
+    """Return a value in a type that Python has all values of."""
+    match kind:
+        case T.StructType():
+            parts = [sent(value.getField(f.name), f.dataType).alias(f"p{i}") for i, f in enumerate(kind.fields)]
+            return F.when(value.isNotNull(), F.struct(*parts))
+        case T.TimestampType():
+            return F.unix_micros(value)
+        case T.DateType():
+            return F.unix_date(value)
+        case _:
+            return value

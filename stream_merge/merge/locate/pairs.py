@@ -1,0 +1,187 @@
+"""Pairs of a target row and a source row on the driver, where a batch is small enough that all of its pairs come there."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.sessions import planned_at_once
+from stream_merge.clauses import When
+from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
+from stream_merge.merge.job import MergeJob
+from stream_merge.merge.locate.scan import FileMatches, joined_rows
+from stream_merge.steps import reached
+from stream_merge.table.files import DataFile
+
+MAX_SOURCE_ROWS = 250_000
+"""Up to so many source rows their pairs are collected: with a few dead versions of each row some 20 MB."""
+
+Integers: TypeAlias = "NDArray[np.int64]"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """One entry for each pair.
+
+    Attributes:
+        files: Number of the target row's file.
+        rows: Position of the target row in it.
+        sources: Number of the source row.
+        actions: Number of the clause that applies; a negative number where none does.
+    """
+
+    files: Integers
+    rows: Integers
+    sources: Integers
+    actions: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The matches of a batch.
+
+    Attributes:
+        found: What there is in each file that changes.
+        is_one_to_one: Whether no source row matches several target rows.
+        num_idle: Matches to which no clause applies.
+        locator: How they were found.
+    """
+
+    found: Sequence[FileMatches]
+    is_one_to_one: bool
+    num_idle: int
+    locator: str
+
+
+def checksum_column() -> Column:
+    """Return a number of a row's file for `by_checksum`: in place of its name, which is long."""
+    return F.crc32(F.col(FILE)).alias("file")
+
+
+def by_checksum(job: MergeJob, files: Sequence[DataFile]) -> dict[int, DataFile] | None:
+    """Return files by what `checksum_column` gives for their rows; None if two files share one."""
+    root = job.transaction.table.root.rstrip("/")
+    # The log of a shallow clone names the files of its source by whole URIs.
+    uris = [file.path if ":/" in file.path else f"{root}/{file.path}" for file in files]
+    named = {zlib.crc32(uri.encode()): file for uri, file in zip(uris, files, strict=True)}
+    return named if len(named) == len(files) else None
+
+
+def find_pairs(job: MergeJob) -> Located | None:
+    """Find the matches by a join of the candidate files with the batch.
+
+    Args:
+        job: The merge; it has MATCHED clauses only, besides inserts.
+
+    Returns:
+        None when a target row matches several times, where it takes a join to tell the keys, or when files can't be told apart.
+    """
+    joined = pairs_in(job, job.candidates)
+    return None if joined is None else matches_of(job, *joined, "scan")
+
+
+def pairs_in(job: MergeJob, candidates: Sequence[DataFile]) -> tuple[Pairs, Mapping[int, DataFile]] | None:
+    """Join some files with the batch, rows that are deleted already among them, which `matches_of` leaves out.
+
+    To read a file without its deletion vector takes half the time, and the vector is needed there anyway.
+
+    Args:
+        job: The merge; it has MATCHED clauses only, besides inserts.
+        candidates: The files.
+
+    Returns:
+        The pairs, and the files by their numbers in these; None when files can't be told apart.
+    """
+    files = by_checksum(job, candidates)
+    if files is None:
+        return None
+    target = job.resolved.target(job.transaction, [file.undeleted for file in candidates], with_rows=True)
+    columns = job.resolved.once(
+        "pairs", lambda: [checksum_column(), F.col(ROW).alias("row"), F.col(SOURCE_ID).alias("source")]
+    )
+    reached("locating")
+    table = _with_action(planned_at_once(joined_rows(job, target, columns))).toArrow()
+    numbers = table["file"].to_numpy()
+    if not set(np.unique(numbers).tolist()) <= files.keys():
+        return None
+    rows, sources, actions = (table[name].to_numpy() for name in ("row", "source", "action"))
+    return Pairs(numbers, rows, sources, actions), files
+
+
+def joined_pairs(
+    one: tuple[Pairs, Mapping[int, DataFile]], other: tuple[Pairs, Mapping[int, DataFile]]
+) -> tuple[Pairs, dict[int, DataFile]]:
+    """Return two results of `pairs_in`, or of the index, as one; pairs of files that are not named go."""
+    parts = []
+    named: dict[int, DataFile] = {}
+    for pairs, files in (one, other):
+        own = {number: len(named) + place for place, number in enumerate(files)}
+        named |= {own[number]: file for number, file in files.items()}
+        is_named = np.isin(pairs.files, list(files))
+        numbers = np.array([own[number] for number in pairs.files[is_named].tolist()], dtype=np.int64)
+        parts.append((numbers, *(values[is_named] for values in (pairs.rows, pairs.sources, pairs.actions))))
+    return Pairs(*(np.concatenate(columns) for columns in zip(*parts, strict=True))), named
+
+
+def _with_action(rows: DataFrame) -> DataFrame:
+    return rows.select("file", "row", "source", F.coalesce(ACTION, F.lit(-1)).cast("int").alias("action"))
+
+
+def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locator: str) -> Located | None:
+    """Return what pairs mean for the files, without those of rows that are deleted already.
+
+    Args:
+        job: The merge.
+        pairs: The pairs. Those of files without an entry in `files` do not count.
+        files: The files by number.
+        locator: How the pairs were found.
+
+    Returns:
+        None when a target row matches several times.
+    """
+    found = []
+    live_sources = []
+    num_idle = 0
+    for number in np.unique(pairs.files).tolist():
+        file = files.get(number)
+        if file is None:
+            continue
+        in_file = pairs.files == number
+        rows, sources, actions = pairs.rows[in_file], pairs.sources[in_file], pairs.actions[in_file]
+        deleted = job.deleted_rows(file)
+        if deleted:
+            live = BitMap64(rows.astype(np.uint64)) - deleted
+            is_live = np.isin(rows, np.fromiter(live, dtype=np.int64, count=len(live)))
+            rows, sources, actions = rows[is_live], sources[is_live], actions[is_live]
+        positions = BitMap64(rows.astype(np.uint64))
+        if len(positions) != len(rows):
+            return None
+        live_sources.append(sources)
+        num_idle += int(np.count_nonzero(actions < 0))
+        matches = _matches_in_file(job, file, rows, actions)
+        if matches.num_changed_rows:
+            found.append(matches)
+    all_sources: Any = np.concatenate(live_sources) if live_sources else np.empty(0, np.int64)
+    return Located(found, len(np.unique(all_sources)) == len(all_sources), num_idle, locator)
+
+
+def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches:
+    by_clause = {n: BitMap64(rows[actions == n].astype(np.uint64)) for n, _ in job.clauses(When.MATCHED)}
+    changed = BitMap64().union(*by_clause.values())
+    # Counted over all matches, whether a clause applies or not, as the cardinality check wants it.
+    return FileMatches(
+        file=file,
+        num_matches=len(rows),
+        num_matched_rows=len(rows),
+        num_changed_rows=len(changed),
+        changed_rows=changed,
+        num_by_clause={number: len(positions) for number, positions in by_clause.items()},
+    )

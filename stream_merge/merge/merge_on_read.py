@@ -1,0 +1,316 @@
+"""Mark changed rows in deletion vectors and append their new versions; rows that do not change stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.sessions import job_description, persisted
+from stream_merge.bridge.statement import ResolvedClause
+from stream_merge.bridge.threads import Alongside
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.clauses import When
+from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
+from stream_merge.merge import change_feed
+from stream_merge.merge.job import (
+    MergeJob,
+    Staged,
+    by_action,
+    compact,
+    completed_row,
+    count_removed,
+    count_written,
+    first_applying,
+    inserted_rows,
+    is_one_of,
+    output_columns,
+    tracked_values,
+    with_tracking,
+    without_matches,
+    write,
+)
+from stream_merge.merge.locate.index_lookup import find_matches_by_index, is_indexable, is_worthwhile
+from stream_merge.merge.locate.pairs import MAX_SOURCE_ROWS, Located, find_pairs
+from stream_merge.merge.locate.scan import (
+    FileMatches,
+    count_source_rows,
+    find_matches,
+    has_unmatched_rows,
+    joined_rows,
+    key_columns,
+    sum_by_clause,
+)
+from stream_merge.steps import reached
+from stream_merge.table.deletion_vectors import VectorWriter, delete_rows, remove_file
+from stream_merge.table.files import DataFile, now_ms
+
+NEW = "_stream_merge_new_{}"
+OLD = "_stream_merge_old_{}"
+
+
+def stage(job: MergeJob) -> Staged:
+    """Stage a merge on a table with deletion vectors."""
+    reads_old = needs_old_rows(job.transaction, has_change_feed=job.has_change_feed, skip_unchanged=job.skip_unchanged)
+    is_independent = job.source.is_independent and not reads_old and not job.expects_newer_rows
+    if job.written is not None or is_independent:
+        return _stage_independent(job)
+    return _stage_dependent(job)
+
+
+def needs_old_rows(transaction: Transaction, *, has_change_feed: bool, skip_unchanged: bool) -> bool:
+    """Whether old rows have to be read whatever the clauses are, so that none can be written before they are found."""
+    return has_change_feed or transaction.row_tracking_columns is not None or skip_unchanged
+
+
+def _stage_independent(job: MergeJob) -> Staged:
+    """Write the new rows while the old ones are looked up: what is written is the same whether a row matches or not.
+
+    Of the target only the key columns are read, and its sequence where order is kept. The written files are good for every
+    attempt to commit. What was written is thrown away where the target has several rows of one key, each of which is to
+    become a new row, and where one of its rows is newer than its change.
+    """
+    spark = job.source.rows.sparkSession
+    reusable = job.written
+    with ExitStack() as stack:
+        writing: Alongside[Any] | None = None
+        if reusable is None:
+            rows = _independent_rows(job)
+            reached("writing")
+            writing = stack.enter_context(Alongside(spark, f"{job.batch}: write", lambda: job.transaction.write(rows)))
+        with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
+            located = _located(job)
+        if writing is not None:
+            with job.timer.phase("stage"):
+                reusable = writing.result()
+    if not located.is_one_to_one or (job.keeps_order and located.num_idle):
+        job.transaction.delete_new_files(reusable)
+        return _stage_dependent(job)
+    with job.timer.phase("stage"):
+        staged = _delete_changed(job, located.found)
+        written, num_rows = count_written(job, reusable)
+        updated = staged.counts["num_target_rows_updated"]
+        total = job.source.num_independent_rows if num_rows is None else num_rows
+        staged.counts |= written
+        staged.counts["num_target_rows_inserted"] = total - updated
+        staged.changes.new_files.append(reusable)
+        staged.reusable = reusable
+        staged.locator = located.locator
+    return staged
+
+
+def _located(job: MergeJob) -> Located:
+    """Return the matches, and how they were found."""
+    if not job.candidates:
+        return Located([], is_one_to_one=True, num_idle=0, locator="scan")
+    is_wanted = is_worthwhile(job) if job.locator is None else job.locator == "index"
+    located = find_matches_by_index(job) if is_wanted and is_indexable(job) else None
+    if located is None and job.source.num_rows <= MAX_SOURCE_ROWS:
+        located = find_pairs(job)
+    if located is not None:
+        return located
+    target = _target(job, job.candidates)
+    rows = joined_rows(job, target, [FILE, ROW, SOURCE_ID, *key_columns(job, target)])
+    found = find_matches(job, rows, with_positions=True, with_sources=True)
+    sources = BitMap64().union(*[matches.sources for matches in found if matches.sources is not None])
+    num_matches = sum(matches.num_matches for matches in found)
+    num_idle = num_matches - sum(sum(matches.num_by_clause.values()) for matches in found)
+    return Located(found, num_matches == len(sources), num_idle, "scan")
+
+
+def _independent_rows(job: MergeJob) -> DataFrame:
+    rows = inserted_rows(job, job.bound_source)
+    return compact(job, rows, job.source.num_independent_rows)
+
+
+def _stage_dependent(job: MergeJob) -> Staged:
+    """Compute the new rows from the join's result, which is kept until they are written."""
+    spark = job.source.rows.sparkSession
+    with persisted(_touched_rows(job), at_once=job.is_broadcast) as touched:
+        found, new_rows = _matches_and_new_rows(job, touched)
+        with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):
+            counts = sum_by_clause(job, found)
+            if not _has_new_rows(job, touched, found, counts):
+                reached("writing")
+                staged = _delete_changed(job, found)
+            else:
+                num_updated = counts["num_target_rows_updated"]
+                rows = compact(job, new_rows, num_updated + job.source.num_rows)
+                reached("writing")
+                with Alongside(spark, f"{job.batch}: write", lambda: write(job, rows, _target(job, []))) as writing:
+                    staged = _delete_changed(job, found)
+                    new_files = writing.result()
+                written, total = count_written(job, new_files)
+                if total is None:
+                    total = _new_rows(job, touched, found, with_changes=False).count()
+                staged.changes.new_files.append(new_files)
+                staged.counts |= written
+                staged.counts["num_target_rows_inserted"] = total - num_updated
+            # Any file with a match, or with a row that a NOT MATCHED BY SOURCE clause looks at, is one that Delta touches.
+            is_touched = bool(found) or any(file.num_rows != 0 for file in job.candidates)
+            staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=is_touched, is_rewrite=False)
+    return staged
+
+
+def _matches_and_new_rows(job: MergeJob, touched: DataFrame) -> tuple[list[FileMatches], DataFrame]:
+    """Return the matches, and the rows to write, a frame that is planned while the matches are looked up."""
+    spark = job.source.rows.sparkSession
+    with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
+        if not job.candidates:
+            return [], _new_rows(job, touched, [])
+        if job.has_change_feed:
+            found = find_matches(job, touched, with_positions=True)
+            return found, _new_rows(job, touched, found)
+        with Alongside(spark, f"{job.batch}: write", lambda: job.unshuffled(_new_rows(job, touched))) as planning:
+            found = find_matches(job, touched, with_positions=True)
+        return found, planning.result()
+
+
+def _has_new_rows(job: MergeJob, touched: DataFrame, found: Sequence[FileMatches], counts: Mapping[str, int]) -> bool:
+    if counts["num_target_rows_updated"] or (job.has_change_feed and counts["num_target_rows_deleted"]):
+        return True
+    return bool(job.clauses(When.NOT_MATCHED)) and has_unmatched_rows(job, touched, found)
+
+
+def _target(job: MergeJob, files: Sequence[DataFile]) -> DataFrame:
+    return job.resolved.target(job.transaction, [file.add for file in files], with_rows=True)
+
+
+def _touched_rows(job: MergeJob) -> DataFrame:
+    target = _target(job, job.candidates)
+    joined = joined_rows(job, target)
+    relevant = joined.where(F.col(SOURCE_ID).isNotNull() | F.col(ACTION).isNotNull())
+    values = job.resolved.once("values of touched rows", lambda: _touched_values(job))
+    return relevant.select(FILE, ROW, SOURCE_ID, ACTION, *completed_row(job), *key_columns(job, target), *values)
+
+
+def _touched_values(job: MergeJob) -> list[Column]:
+    updates = [(n, c) for n, c in enumerate(job.resolved.clauses) if c.clause.is_update]
+    columns = range(len(job.resolved.columns))
+    after = [*(by_action(updates, i) for i in columns), *tracked_values(job, is_update=F.lit(True))] if updates else []
+    before = [*job.resolved.old_values, *tracked_values(job)] if job.has_change_feed else []
+    new = [value.alias(NEW.format(i)) for i, value in enumerate(after)]
+    old = [value.alias(OLD.format(i)) for i, value in enumerate(before)]
+    return [*new, *old]
+
+
+def _new_rows(
+    job: MergeJob, touched: DataFrame, found: Sequence[FileMatches] | None = None, *, with_changes: bool = True
+) -> DataFrame:
+    """Return the rows to write, those of the change feed with them.
+
+    Args:
+        job: The merge.
+        touched: What `_touched_rows` returned.
+        found: The matches; None if they are not known yet, which the change feed's rows need.
+        with_changes: Whether the change feed's rows are wanted, if there is one.
+    """
+    columns = output_columns(job)
+    clauses = job.resolved.clauses
+    updates = [n for n, c in enumerate(clauses) if c.clause.is_update]
+    deletes = [n for n, c in enumerate(clauses) if c.clause.is_delete]
+    parts = []
+    if updates:
+        updated = touched.where(is_one_of(updates))
+        parts.append(updated.select(*[F.col(NEW.format(i)).alias(name) for i, name in enumerate(columns)]))
+    if job.clauses(When.NOT_MATCHED):
+        unmatched = job.bound_source
+        if found is None or found:
+            unmatched = without_matches(job, touched.where(F.col(SOURCE_ID).isNotNull()))
+        parts.append(with_tracking(job, inserted_rows(job, unmatched)))
+    if not (job.has_change_feed and with_changes):
+        return change_feed.union(parts, touched, columns)
+    is_repeated = any(m.num_matches != m.num_matched_rows for m in found or ())
+    return change_feed.with_changes(
+        columns,
+        inserted=parts.pop() if job.clauses(When.NOT_MATCHED) else None,
+        changed=touched.dropDuplicates([FILE, ROW]) if is_repeated and not updates else touched,
+        new=[NEW.format(i) for i in range(len(columns))],
+        old=[OLD.format(i) for i in range(len(columns))],
+        is_update=is_one_of(updates),
+        is_delete=is_one_of(deletes),
+        has_updates=bool(updates),
+    )
+
+
+def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
+    """Mark the changed rows of each file; a file with no row left is removed whole."""
+    staged = Staged(counts=sum_by_clause(job, found))
+    table = job.transaction.table
+    writer = VectorWriter(job.vectors)
+    emptied: list[DataFile] = []
+    vectors = {"added": 0, "updated": 0, "removed": 0}
+    moment = now_ms()
+    num_rows = _rows_without_statistics(job, found)
+    for matches in found:
+        if not matches.num_changed_rows:
+            continue
+        assert matches.changed_rows is not None
+        file = matches.file
+        has_vector = bool(file.num_deleted_rows)
+        rows = matches.changed_rows | job.deleted_rows(file)
+        counted = num_rows.get(file.path)
+        if len(rows) == (file.num_physical_rows if counted is None else counted):
+            emptied.append(file)
+            staged.changes.removes.append(remove_file(file.add, now_ms=moment))
+            vectors["removed"] += has_vector
+            continue
+        rows.run_optimize()
+        added, removed = delete_rows(file.add, writer.add(rows), now_ms=moment, num_rows=counted)
+        staged.changes.adds.append(added)
+        staged.changes.removes.append(removed)
+        vectors["updated" if has_vector else "added"] += 1
+    shared = writer.file()
+    if shared is not None:
+        table.write_file(*shared)
+    staged.counts |= {f"num_target_deletion_vectors_{verb}": count for verb, count in vectors.items()}
+    staged.counts |= count_removed(emptied)
+    return staged
+
+
+def _rows_without_statistics(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]:
+    """Return how many rows each changed file has whose statistics do not tell, deleted ones included."""
+    unknown = [matches.file for matches in found if matches.num_changed_rows and matches.file.num_physical_rows is None]
+    if not unknown:
+        return {}
+    rows = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
+    counts = rows.groupBy(FILE).agg(F.count(F.lit(1)).alias("rows")).collect()
+    return {job.files.find(row[FILE], job.transaction.table.root).path: int(row["rows"]) for row in counts}
+
+
+def independent_rows(resolved_clauses: Sequence[ResolvedClause], *, keeps_order: bool) -> tuple[Column, Column] | None:
+    """Return whether what is written for a source row depends on a match, and whether it is written; None if it may always.
+
+    Nothing depends on a match when the conditions look at the source alone, updates and inserts write the same values, and
+    a row that would be updated if it matches would be inserted if it does not.
+
+    Args:
+        resolved_clauses: The clauses.
+        keeps_order: Whether they are the default ones of a sink with a sequence. Their conditions then ask whether the row of the
+            target is newer, too, which it mostly is not.
+    """
+    updates = [c for c in resolved_clauses if c.clause.is_update]
+    inserts = [c for c in resolved_clauses if c.clause.is_insert]
+    if not updates or not inserts:
+        return None
+    if any(c.clause.when is When.NOT_MATCHED_BY_SOURCE for c in resolved_clauses):
+        return None
+    if not all(c.are_values_source_only for c in updates):
+        return None
+    if not all(update.has_same_values(insert) for update in updates for insert in inserts):
+        return None
+    if keeps_order:
+        (insert,) = inserts
+        return F.lit(False), F.lit(True) if insert.condition is None else F.coalesce(insert.condition, F.lit(False))
+    if not all(c.is_condition_source_only for c in resolved_clauses):
+        return None
+    numbered = list(enumerate(resolved_clauses))
+    matched = first_applying([(n, c) for n, c in numbered if c.clause.when is When.MATCHED])
+    unmatched = first_applying([(n, c) for n, c in numbered if c.clause.is_insert])
+    update_numbers = [n for n, c in numbered if c.clause.is_update]
+    would_update = F.coalesce(matched.isin(*update_numbers), F.lit(False))
+    return would_update != unmatched.isNotNull(), unmatched.isNotNull()

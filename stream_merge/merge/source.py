@@ -1,0 +1,136 @@
+"""The micro-batch as the merge takes it: one row per key where an order is given, numbered, kept, evaluated once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.statement import KeyPair, ResolvedMerge
+from stream_merge.column_names import (
+    NEWEST_DELETE,
+)
+from stream_merge.sql import quote
+from stream_merge.table.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
+
+MAX_UNSHUFFLED_ROWS = 20_000
+"""Up to so many rows the newest changes are chosen in one task: a shuffle would be a job more, and take longer than the choice."""
+
+MAX_TRACKED_VALUES = 100
+"""Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
+
+
+Bounds: TypeAlias = "tuple[Any, Any, int, frozenset[Any] | None]"
+"""Smallest and largest value, number of nulls, and the values where they are few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A persisted micro-batch and what one pass over it told.
+
+    Attributes:
+        rows: The rows, with `SOURCE_ID` behind their columns.
+        num_rows: How many.
+        bounds: Smallest and largest value, number of nulls, and values where they are few, for each of the key pairs.
+        is_independent: Whether what is written for a row is the same whether it matches or not.
+        num_independent_rows: How many rows are written then.
+        num_deletes: How many keys the batch deletes, for a sink with a sequence.
+        highest_delete: The highest sequence of these deletes, as JSON.
+        num_unresolved: How many rows lack the value of a column that their change did not send.
+        counts: Metrics of the order of changes, by field name of `MergeResult`.
+    """
+
+    rows: DataFrame
+    num_rows: int
+    bounds: Mapping[KeyPair, Bounds]
+    is_independent: bool
+    num_independent_rows: int
+    num_deletes: int = 0
+    highest_delete: str | None = None
+    num_unresolved: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
+        """Return what the batch can match, for skipping files of a table with this schema."""
+        return [key_range(pair, bounds, schema) for pair, bounds in self.bounds.items()]
+
+    def partition_values(self, partition_columns: Sequence[str]) -> dict[str, frozenset[Any]]:
+        """Return the values of partition columns outside of which no row can match, where they are few."""
+        names = {name.lower(): name for name in partition_columns}
+        found = {}
+        for pair, (_, _, num_nulls, values) in self.bounds.items():
+            is_limited = values is not None and not (pair.is_null_safe and num_nulls)
+            if is_limited and values and len(values) <= MAX_TRACKED_VALUES and pair.target.lower() in names:
+                found[names[pair.target.lower()]] = values
+        return found
+
+
+def bound_of(value: Column, type_name: str) -> Column:
+    """Return the smallest or largest value of a batch as one that Python has: its years are 1 to 9999.
+
+    Values beyond are taken for the last within. A file that has them has statistics beyond, too, which tell nothing: it is read.
+    """
+    if type_name == "date":
+        nearest = F.greatest(F.least(value, F.expr("DATE'9999-12-31'")), F.expr("DATE'0001-01-01'"))
+    elif type_name == "timestamp":
+        # A datetime would go through the zone of this process, where the first and the last day may have no time.
+        nearest = F.greatest(F.least(F.unix_micros(value), F.lit(LAST_MICROS)), F.lit(FIRST_MICROS))
+    else:
+        return value
+    return F.when(value.isNotNull(), nearest)
+
+
+def key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRange:
+    """Return what values between these bounds can match in a table with this schema."""
+    low, high, num_nulls, values = bounds
+    return KeyRange(
+        physical_path=physical_name(schema, pair.target),
+        type_name=pair.type_name,
+        low=comparable(low, pair.type_name),
+        high=comparable(high, pair.type_name),
+        has_null=pair.is_null_safe and num_nulls > 0,
+        values=values,
+    )
+
+
+def key_ranges_of(
+    keys: Sequence[str], bounds: Sequence[tuple[Any, Any]], pairs: Sequence[KeyPair], schema: Mapping[str, Any]
+) -> list[KeyRange]:
+    """Return what some keys can match.
+
+    Args:
+        keys: The key columns.
+        bounds: Smallest and largest value of each, without NULL.
+        pairs: The equalities of the merge condition.
+        schema: The table's schema.
+    """
+    of_key = dict(zip((key.lower() for key in keys), bounds, strict=True))
+    return [
+        key_range(pair, (*of_key[pair.source.lower()], 0, None), schema)
+        for pair in pairs
+        if is_prunable(pair.type_name) and pair.source.lower() in of_key
+    ]
+
+
+def deletes(resolved: ResolvedMerge, columns: Collection[str] = ()) -> Column:
+    """Return whether a source row of a sink with a sequence tells of a delete, to be remembered.
+
+    Args:
+        resolved: The merge.
+        columns: The columns that the rows have.
+    """
+    if NEWEST_DELETE in columns:
+        return F.col(NEWEST_DELETE).isNotNull()
+    insert = next((c for c in resolved.clauses if c.clause.is_insert), None)
+    return F.lit(False) if insert is None or insert.condition is None else ~insert.condition
+
+
+def null_key_condition(keys: Sequence[str]) -> Column:
+    """Return whether a row has a null in a key."""
+    condition = F.lit(False)
+    for key in keys:
+        condition = condition | F.col(quote(key)).isNull()
+    return condition

@@ -1,0 +1,135 @@
+"""Which updates would leave their row as it is.
+
+A row is unchanged when no reader could tell the new one from the old one. That is stricter than SQL's equality: -0.0 is
+another value than 0.0, and equal strings of a collation may differ in their bytes. NULL is NULL and NaN is NaN. What cannot
+be compared counts as changed: to write a row once too often does no harm, to leave a change out would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    YearMonthIntervalType,
+)
+
+from stream_merge.merge.job import MergeJob
+from stream_merge.table.features import CHAR_VARCHAR
+
+_EXACT = (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    ShortType,
+    TimestampNTZType,
+    TimestampType,
+    YearMonthIntervalType,
+)
+"""Types of which equal values are the same value."""
+
+
+def unchanged_rows(job: MergeJob) -> dict[int, Column] | None:
+    """Return for each UPDATE clause, by its number, whether it leaves a row as it is; None where updates are carried out anyway."""
+    if not job.skip_unchanged:
+        return None
+    return job.resolved.once("unchanged", lambda: _unchanged_rows(job))
+
+
+def _unchanged_rows(job: MergeJob) -> dict[int, Column]:
+    resolved = job.resolved
+    unchanged = {}
+    for number, clause in enumerate(resolved.clauses):
+        if clause.clause.is_update:
+            all_same = F.lit(True)
+            for i in resolved.assigned(clause):
+                all_same = all_same & is_same(clause.values[i], resolved.old_values[i], resolved.types[i])
+            unchanged[number] = all_same
+    return unchanged
+
+
+def is_same(new: Column, old: Column, column: StructField) -> Column:
+    """Return whether two values of a column are the same."""
+    # Without the casts NULL, the old value of a column that the merge adds, has no type.
+    new, old = new.cast(column.dataType), old.cast(column.dataType)
+    declared = str((column.metadata or {}).get(CHAR_VARCHAR, ""))
+    if declared.startswith("char("):
+        new, old = (_padded(value, int(declared[5:-1])) for value in (new, old))
+    if not _is_comparable(column.dataType):
+        return F.lit(False)
+    return _comparable(new, column.dataType).eqNullSafe(_comparable(old, column.dataType))
+
+
+def _padded(value: Column, length: int) -> Column:
+    """Return a CHAR as readers see it, however it is stored. What is too long is left for the write to refuse."""
+    return F.when(F.length(value) < length, F.rpad(value, length, " ")).otherwise(value)
+
+
+def _is_comparable(kind: DataType) -> bool:
+    return all(isinstance(leaf, (*_EXACT, StringType, DoubleType, FloatType)) for leaf in _leaves(kind))
+
+
+def _is_exact(kind: DataType) -> bool:
+    """Whether equality as Spark has it is enough. It knows none for maps."""
+    if isinstance(kind, StringType):
+        return kind.isUTF8BinaryCollation()
+    if isinstance(kind, StructType):
+        return all(_is_exact(f.dataType) for f in kind.fields)
+    return _is_exact(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, _EXACT)
+
+
+def _leaves(kind: DataType) -> Iterator[DataType]:
+    if isinstance(kind, StructType):
+        for f in kind.fields:
+            yield from _leaves(f.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _leaves(kind.elementType)
+    elif isinstance(kind, MapType):
+        yield from _leaves(kind.keyType)
+        yield from _leaves(kind.valueType)
+    else:
+        yield kind
+
+
+def _comparable(value: Column, kind: DataType) -> Column:
+    """Return an expression that is equal where values of a comparable type are the same."""
+    if _is_exact(kind):
+        return value
+    if isinstance(kind, StructType):
+        fields = [_comparable(value.getField(f.name), f.dataType) for f in kind.fields]
+        return F.when(value.isNotNull(), F.struct(*[field.alias(f"f{number}") for number, field in enumerate(fields)]))
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda element: _comparable(element, kind.elementType))
+    if isinstance(kind, MapType):
+        # A map is its entries in any order.
+        entry = StructType([StructField("key", kind.keyType), StructField("value", kind.valueType)])
+        return F.array_sort(F.transform(F.map_entries(value), lambda each: _comparable(each, entry)))
+    if isinstance(kind, StringType):
+        return value.cast("binary")
+    # Equality takes -0.0 for 0.0. The text, which is made of zeros alone, tells them apart.
+    return F.struct(value, F.when(value == 0, value.cast("string")))

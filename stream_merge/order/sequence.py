@@ -1,0 +1,176 @@
+"""The order of changes: which change of a key is the newest, and where the target keeps the sequence of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import functions as F
+from pyspark.sql.types import AtomicType, DataType, MapType, NullType, StringType, StructType, VariantType
+
+from stream_merge.bridge.statement import Once
+from stream_merge.clauses import Expression
+from stream_merge.column_names import IS_TIED, NUM_SUPERSEDED, RESERVED_PREFIX, SEQUENCE
+from stream_merge.config import SinkConfig
+from stream_merge.errors import SchemaMismatchError
+from stream_merge.merge.lossless_casts import exactly_typed
+from stream_merge.sql import column_of, quote
+
+
+def stored_in(
+    parts: Sequence[Expression], batch_columns: Collection[str], target_columns: Collection[str]
+) -> tuple[str, ...]:
+    """Return the names of the columns that hold the sequence, in the batch and in the target.
+
+    Columns of the user's own, when all parts are columns that both have; else the one column `SEQUENCE`. A target that
+    has this column keeps using it.
+    """
+    in_batch, in_target = ({name.lower() for name in columns} for columns in (batch_columns, target_columns))
+    if SEQUENCE in in_target:
+        return (SEQUENCE,)
+    names = [part for part in parts if isinstance(part, str) and part.lower() in in_batch & in_target]
+    return tuple(names) if len(names) == len(parts) else (SEQUENCE,)
+
+
+def with_sequence(
+    batch: DataFrame, parts: Sequence[Expression], source_alias: str, target_type: DataType | None
+) -> DataFrame:
+    """Add the column `SEQUENCE`: a struct of the parts, which Spark compares field by field, nulls first.
+
+    Args:
+        batch: The batch.
+        parts: Column names, SQL expressions or Columns, the most significant first.
+        source_alias: By which expressions may qualify the batch's columns.
+        target_type: Type of the column in the target, if it is there.
+    """
+    names = {name.lower() for name in batch.columns}
+    fields: list[Column] = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, str):
+            value = part
+        elif part.lower() in names:
+            value = F.col(quote(part))
+        else:
+            value = F.expr(part)
+        fields.append(value.alias(f"s{number}"))
+    named = batch.alias(source_alias)
+    sequence = F.struct(*fields)
+    if isinstance(target_type, StructType) and len(target_type) == len(fields):
+        given = named.select(sequence.alias(SEQUENCE)).schema[SEQUENCE].dataType
+        assert isinstance(given, StructType)
+        typed = [
+            in_type_of_target(value, f"sequence_by ({part})", own.dataType, kept.dataType).alias(f"s{number}")
+            for number, (value, part, own, kept) in enumerate(
+                zip(fields, parts, given.fields, target_type.fields, strict=True)
+            )
+        ]
+        sequence = F.struct(*typed)
+    if target_type is not None:
+        sequence = sequence.cast(target_type)
+    return named.select("*", sequence.alias(SEQUENCE))
+
+
+def in_type_of_target(value: Column, name: str, given: DataType, kept: DataType) -> Column:
+    """Return a sequence in the type that the target keeps, which decides everywhere: between changes, rows and deletes.
+
+    Args:
+        value: The sequence, or a part of it.
+        name: How messages name it.
+        given: The type that it has in the batch.
+        kept: The type that it has in the target.
+
+    Raises:
+        SchemaMismatchError: The target keeps text, which is in another order than what the batch has.
+    """
+    if given == kept or isinstance(given, NullType):
+        return value
+    if isinstance(kept, StringType) and not isinstance(given, StringType):
+        raise SchemaMismatchError(
+            f"{name} is {given.simpleString().upper()} in the batch and {kept.simpleString().upper()} in the target, where it has "
+            "another order: as text, 9 comes after 10. Cast it to STRING in the source if its text is in order, or give the "
+            "target's column the source's type"
+        )
+    if not isinstance(given, AtomicType) or not isinstance(kept, AtomicType):
+        return value
+    return exactly_typed(value, name, given, kept)
+
+
+def newest_changes(batch: DataFrame, config: SinkConfig, written: Collection[str], once: Once) -> DataFrame:
+    """Return the newest change of each key, with two columns more: `IS_TIED` and `NUM_SUPERSEDED`.
+
+    A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a
+    replay decides alike; such a key is tied if they write something else. What was superseded are the key's other changes.
+
+    Args:
+        batch: The batch.
+        config: The sink, its sequence in columns.
+        written: The columns of the batch that are written, in lower case.
+        once: Keeps the expressions for other batches of the same columns.
+    """
+    rank = RESERVED_PREFIX + "rank"
+
+    def ranks() -> list[Column]:
+        of_key = Window.partitionBy(*[quote(key) for key in config.keys])
+        newest_first = [F.col(quote(name)).desc_nulls_last() for name in config.sequence_columns]
+        is_delete = F.lit(False) if config.delete_when is None else column_of(config.delete_when)
+        effect = effect_hash(batch, written, F.coalesce(is_delete, F.lit(False)))
+        order = F.struct(*[F.col(quote(name)) for name in config.sequence_columns])
+        return [
+            is_tied(order, effect, F.lit(True), of_key).alias(IS_TIED),
+            (F.count(F.lit(1)).over(of_key) - 1).alias(NUM_SUPERSEDED),
+            F.row_number().over(of_key.orderBy(*newest_first, contents_hash(batch).desc())).alias(rank),
+        ]
+
+    named = batch.alias(config.source_alias)
+    ranked = named.select("*", *once(f"newest of {batch.columns}", ranks))
+    return ranked.where(F.col(rank) == 1).drop(rank)
+
+
+def effect_hash(batch: DataFrame, written: Collection[str], is_delete: Column) -> Column:
+    """Return a hash of what a change writes.
+
+    Of a record that is delivered again it is the same: where the record was found, and all else that is not written, is left out.
+
+    Args:
+        batch: The changes.
+        written: The columns that are written, in lower case.
+        is_delete: Whether a change deletes, whatever else it says.
+    """
+    others = [name for name in batch.columns if name.lower() not in written]
+    return F.when(is_delete, F.lit(0).cast("bigint")).otherwise(contents_hash(batch, without=others))
+
+
+def is_tied(order: Column, effect: Column, is_counted: Column, of_key: WindowSpec) -> Column:
+    """Return whether the newest changes of a key differ, although their order is the same.
+
+    Args:
+        order: The sequence of a change.
+        effect: What `effect_hash` returned for it.
+        is_counted: Whether it is a change.
+        of_key: All changes of the key.
+    """
+
+    def newest(value: Column) -> Column:
+        found = F.struct(order.alias("order"), value.alias("effect"))
+        return F.max(F.when(is_counted, found)).over(of_key)["effect"]
+
+    # The greatest of the negated is the least.
+    return F.coalesce(newest(effect) != F.bitwise_not(newest(F.bitwise_not(effect))), F.lit(False))
+
+
+def contents_hash(batch: DataFrame, without: Sequence[str] = ()) -> Column:
+    """Return a hash of all columns but some."""
+    fields = [f for f in batch.schema if f.name not in without]
+    values = {f.name: F.col(quote(f.name)) for f in fields}
+    unhashable = [values.pop(f.name) for f in fields if _is_unhashable(f.dataType)]
+    # Spark hashes neither maps nor variants, but writes them as text.
+    texts = [F.to_json(F.struct(*unhashable))] if unhashable else []
+    return F.xxhash64(*values.values(), *texts)
+
+
+def _is_unhashable(data_type: DataType) -> bool:
+    if isinstance(data_type, (MapType, VariantType)):
+        return True
+    parts = [f.dataType for f in data_type.fields] if hasattr(data_type, "fields") else []
+    element = getattr(data_type, "elementType", None)
+    return any(_is_unhashable(part) for part in [*parts, *([element] if element is not None else [])])

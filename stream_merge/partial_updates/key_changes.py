@@ -1,0 +1,204 @@
+"""Rows that get another key: which of them lack values that they had under their old key, or may lack some.
+
+To a log such a change is two: a delete of the old key, the departure, and an upsert of the new one, the arrival. They may
+come in different batches, in either order. What a departure hands on is in `handover`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
+
+from stream_merge.bridge.sessions import persisted, summaries
+from stream_merge.clauses import Expression
+from stream_merge.column_names import IS_DELETE, NEW_KEY, OLD_KEY, UNSET
+from stream_merge.config import SinkConfig
+from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS, bound_of
+from stream_merge.partial_updates.registers import PartialUpdates, order_of
+from stream_merge.sql import column_of, quote
+from stream_merge.table.files import is_prunable
+
+_MAX_BROADCAST_MOVES = 100_000
+"""With more, Spark decides how to join them with the batch, which is large as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """The changes of keys in a batch whose values have to be handed on: some are not sent, or not in this batch.
+
+    Attributes:
+        changes: The batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
+        departures: The persisted departures whose arrival lacks values or is not in the batch, but for those that are remembered:
+            the keys `from` and `to`, structs k0, k1, ..., and the sequence `at`.
+        num_departures: How many.
+        num_lacking: How many arrivals lack values.
+        num_steps: How many pairs there are of a departure and a later one of the same row from its new key.
+        bounds: Smallest and largest value of each key column that departures leave or go to; None for types whose bounds are not
+            compared.
+        is_small: Whether the batch is so small that one task is done with it before others would have begun. A job takes longer
+            then than what it does, so that there should be few.
+    """
+
+    changes: DataFrame
+    departures: DataFrame
+    num_departures: int
+    num_lacking: int
+    num_steps: int
+    bounds: Sequence[tuple[Any, Any]]
+    is_small: bool
+
+    @property
+    def broadcast_departures(self) -> DataFrame:
+        """The departures as the side of a join that goes to every task, unless they are too many."""
+        return self._broadcast(self.departures)
+
+    @property
+    def ends(self) -> DataFrame:
+        """The keys that rows leave and those that they go to, structs `key`, as the side of such a join."""
+        left, gone_to = (self.departures.select(F.col(name).alias("key")) for name in ("from", "to"))
+        return self._broadcast(left.unionByName(gone_to))
+
+    def _broadcast(self, frame: DataFrame) -> DataFrame:
+        return F.broadcast(frame) if self.num_departures <= _MAX_BROADCAST_MOVES else frame
+
+
+def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
+    """Add `OLD_KEY` and `NEW_KEY`: structs k0, k1, ... of the keys; NULL in changes that leave a row's key as it is."""
+    types = {field.name.lower(): field.dataType for field in changes.schema}
+
+    def key(expression: Expression | None) -> Column:
+        struct = StructType()
+        for number, name in enumerate(config.keys):
+            struct.add(f"k{number}", types[name.lower()])
+        if expression is None:
+            return F.lit(None).cast(struct)
+        value = column_of(expression)
+        fields = [value.getField(name).cast(types[name.lower()]).alias(f"k{i}") for i, name in enumerate(config.keys)]
+        return F.when(value.isNotNull(), F.struct(*fields))
+
+    return changes.alias(config.source_alias).select(
+        "*", key(config.old_key).alias(OLD_KEY), key(config.new_key).alias(NEW_KEY)
+    )
+
+
+@contextmanager
+def find_moves(
+    changes: DataFrame,
+    config: SinkConfig,
+    partial: PartialUpdates,
+    num_rows: int | None,
+    *,
+    left: Callable[[], DataFrame | None],
+    may_remember: Callable[[Column], Column],
+) -> Iterator[Moves | None]:
+    """Give the changes of keys whose values have to be handed on; None if rows take all their values along, as most do.
+
+    Args:
+        changes: The batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
+        config: The sink, its sequence in columns.
+        partial: What changes may set.
+        num_rows: How many rows the batch has, if they are kept and were counted.
+        left: Gives the tombstones of earlier batches that hold values; None if there are none.
+        may_remember: Whether there may be one of a sequence.
+    """
+    is_small = num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS
+    if is_small:
+        changes = changes.coalesce(1)
+    key = F.struct(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(config.keys)])
+    is_departure = F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull()
+    is_arrival = ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull()
+    moves = changes.where(is_departure | is_arrival).select(
+        is_departure.alias("departs"),
+        F.when(is_departure, key).otherwise(F.col(OLD_KEY)).alias("from"),
+        F.when(is_departure, F.col(NEW_KEY)).otherwise(key).alias("to"),
+        order_of(config.sequence_columns, partial).alias("at"),
+        F.coalesce(F.size(UNSET) > 0, F.lit(False)).alias("lacks"),
+    )
+    # What needs no value gets none.
+    newest_whole = F.max(F.when(~F.col("departs") & ~F.col("lacks"), F.col("at"))).over(
+        Window.partitionBy("from", "to")
+    )
+    is_needy = F.when(F.col("departs"), ~F.coalesce(newest_whole >= F.col("at"), F.lit(False))).otherwise(
+        F.col("lacks")
+    )
+    needy = moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
+    with ExitStack() as stack:
+        needy = stack.enter_context(persisted(needy, at_once=is_small))
+        found = _counted(needy, config, may_remember, is_small=is_small)
+        remembered = left() if found["remembered"] else None
+        if remembered is not None:
+            # Those come again: their rows are gone, and what these had is remembered. Now it would be found to be nothing.
+            key_type = needy.schema["from"].dataType
+            again = remembered.select(
+                place_of(len(config.keys), key_type).alias("left"),
+                F.col("moved.to").cast(key_type).alias("gone_to"),
+                F.col("sequence").cast(needy.schema["at"].dataType).alias("left_at"),
+            )
+            is_again = (F.col("from") == F.col("left")) & (F.col("to") == F.col("gone_to"))
+            is_again &= F.col("departs") & (F.col("at") == F.col("left_at"))
+            needy = stack.enter_context(persisted(needy.join(again, is_again, "left_anti"), at_once=is_small))
+            found = _counted(needy, config, may_remember, is_small=is_small)
+        if not found["departures"] and not found["lacking"]:
+            yield None
+            return
+        yield Moves(
+            changes=changes,
+            departures=_departures(needy, is_small=is_small),
+            num_departures=found["departures"],
+            num_lacking=found["lacking"],
+            num_steps=found["steps"],
+            bounds=[(found.get(f"low_{i}"), found.get(f"high_{i}")) for i in range(len(config.keys))],
+            is_small=is_small,
+        )
+
+
+def _departures(needy: DataFrame, *, is_small: bool) -> DataFrame:
+    departures = needy.where("departs").drop("departs")
+    return departures.coalesce(1) if is_small else departures
+
+
+def _counted(
+    needy: DataFrame, config: SinkConfig, may_remember: Callable[[Column], Column], *, is_small: bool
+) -> dict[str, Any]:
+    """Return what `Moves` tells of departures and arrivals, and how many departures may be `remembered` already."""
+    types = [field.dataType.simpleString() for field in needy.select("from.*").schema]
+    departs = F.col("departs")
+    ends = [
+        bound_of(aggregate(F.when(departs, of_both(f"from.k{i}", f"to.k{i}"))), types[i]).alias(f"{name}_{i}")
+        for i in range(len(config.keys))
+        if is_prunable(types[i])
+        for name, aggregate, of_both in (("low", F.min, F.least), ("high", F.max, F.greatest))
+    ]
+    counts = [
+        F.count_if(departs).alias("departures"),
+        F.count_if(~departs).alias("lacking"),
+        F.count_if(departs & may_remember(F.col("at"))).alias("remembered"),
+    ]
+    departures = _departures(needy, is_small=is_small)
+    steps = next_steps(departures, departures, is_small=is_small).agg(F.count(F.lit(1)).alias("steps"))
+    of_moves, of_steps = summaries(needy.agg(*counts, *ends), steps)
+    return of_moves.asDict() | of_steps.asDict()
+
+
+def next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> DataFrame:
+    """Return the departures of rows that follow the given ones."""
+    onward = departures.select(*[F.col(name).alias(f"next_{name}") for name in departures.columns])
+    is_onward = (F.col("to") == F.col("next_from")) & (F.col("at") < F.col("next_at"))
+    steps = last.join(joined_in_place(onward) if is_small else onward, is_onward)
+    return steps.select(*[F.col(f"next_{name}").alias(name) for name in last.columns])
+
+
+def place_of(num_keys: int, key_type: DataType) -> Column:
+    """Return the key of a tombstone, which has it in columns k0, k1, ..., as one struct."""
+    return F.struct(*[F.col(f"k{i}") for i in range(num_keys)]).cast(key_type)
+
+
+def joined_in_place(frame: DataFrame) -> DataFrame:
+    """Return the frame as a side of a join that takes it as it is: where both have one partition, nothing is shuffled."""
+    return frame.hint("shuffle_hash")

@@ -1,0 +1,294 @@
+"""Changes that set some columns of a row only: each column has the newest value that a change set.
+
+A row's columns may then be older than the row. Which ones, and how old, is kept in a column of the target, so that a
+late change still sets the columns that no newer one has set. It is the rule of a map of last-writer-wins registers: the
+order in which changes arrive makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, MapType, StringType, StructType
+
+from stream_merge.bridge.statement import ResolvedClause, ResolvedMerge
+from stream_merge.clauses import When
+from stream_merge.column_names import (
+    COLUMN_SEQUENCES,
+    IS_DELETE,
+    IS_FILL,
+    IS_UNRESOLVED,
+    NEWEST_DELETE,
+    UNSET,
+)
+from stream_merge.config import SinkConfig
+from stream_merge.errors import UnsupportedTableError
+from stream_merge.sql import quote
+from stream_merge.table.features import GENERATED
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructField
+
+    from stream_merge.bridge.transaction import Transaction
+
+
+def has_column_sequences(transaction: Transaction) -> bool:
+    """Whether the target has the column for the sequences of single columns."""
+    return any(field["name"] == COLUMN_SEQUENCES for field in transaction.schema["fields"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialUpdates:
+    """How the changes of a sink set single columns.
+
+    Attributes:
+        columns: The batch's columns that changes may set or leave alone: all that are written, but for keys and sequence.
+        unwritten: Columns of the target that the sink never writes.
+        unsent: Those of `columns` whose missing values are counted: changes say that they did not send them.
+        sequence: Type of the sequence in the target, a struct of its columns; None for a sink without a sequence.
+        is_always: Whether every change leaves columns alone, whatever it holds.
+    """
+
+    columns: tuple[str, ...]
+    unwritten: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
+    sequence: StructType | None = None
+    is_always: bool = False
+
+    def narrowed(self, names: Collection[str]) -> PartialUpdates:
+        """Return the same for a batch in which only some columns, in lower case, may differ in age from their row."""
+        columns = tuple(name for name in self.columns if name.lower() in names)
+        unsent = tuple(name for name in self.unsent if name.lower() in names)
+        return replace(self, columns=columns, unsent=unsent)
+
+    @property
+    def sequences_type(self) -> MapType:
+        """The type of `COLUMN_SEQUENCES`."""
+        assert self.sequence is not None
+        return MapType(StringType(), self.sequence)
+
+    def own_columns(self) -> dict[str, str]:
+        """Return name and type of the columns that the sink adds to a batch for this."""
+        if self.sequence is None:
+            return {UNSET: "array<string>", IS_UNRESOLVED: "boolean"}
+        return {
+            IS_DELETE: "boolean",
+            IS_FILL: "boolean",
+            NEWEST_DELETE: self.sequence.simpleString(),
+            IS_UNRESOLVED: "boolean",
+        }
+
+
+def sequence_struct(schema: StructType, columns: Sequence[str]) -> StructType:
+    """Return the type of a sequence that these columns hold, as one struct."""
+    fields = {field.name.lower(): field for field in schema.fields}
+    struct = StructType()
+    for number, name in enumerate(columns):
+        struct.add(f"s{number}", fields[name.lower()].dataType)
+    return struct
+
+
+def column_sequences(sequences: Mapping[str, Column], of_row: Column, partial: PartialUpdates) -> Column:
+    """Return the map of the columns whose sequence is not the row's; NULL if there is none."""
+    if not sequences:
+        return F.lit(None).cast(partial.sequences_type)
+    entries = [
+        F.when(~sequence.eqNullSafe(of_row), F.struct(F.lit(name.lower()).alias("key"), sequence.alias("value")))
+        for name, sequence in sequences.items()
+    ]
+    others = F.array_compact(F.array(*entries))
+    return F.when(F.size(others) > 0, F.map_from_entries(others))
+
+
+def partial_clauses(resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates) -> tuple[ResolvedClause, ...]:
+    """Return the default clauses so that they set the columns of a matched row one by one."""
+    if partial.sequence is None:
+        return tuple(_keeping_unset(c, resolved, partial) for c in resolved.clauses)
+    return tuple(_Registers(resolved, config, partial).clause(c) for c in resolved.clauses)
+
+
+def _keeping_unset(clause: ResolvedClause, resolved: ResolvedMerge, partial: PartialUpdates) -> ResolvedClause:
+    if not clause.clause.is_update:
+        return clause
+    settable = {name.lower() for name in partial.columns}
+    values = tuple(
+        F.when(F.array_contains(UNSET, name.lower()), old).otherwise(new) if name.lower() in settable else new
+        for name, new, old in zip(resolved.columns, clause.values, resolved.old_values, strict=True)
+    )
+    return replace(clause, values=values, are_values_source_only=False)
+
+
+def reset_clause(
+    clause: ResolvedClause, resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates, truncated: Column
+) -> ResolvedClause:
+    """Return the clause so that it takes the values away that are older than a TRUNCATE, in rows that are newer."""
+    return _Registers(resolved, config, partial).reset(clause, truncated)
+
+
+class _Registers:
+    """The columns of a matched row as registers, each with the sequence of its value."""
+
+    def __init__(self, resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates) -> None:
+        self._resolved = resolved
+        self._partial = partial
+        self._places = {name.lower(): place for place, name in enumerate(resolved.columns)}
+        self._of_sequence = [self._places[name.lower()] for name in config.sequence_columns]
+        self._of_sequences = self._places[COLUMN_SEQUENCES]
+        fixed = {*self._of_sequence, self._of_sequences, *(self._places[key.lower()] for key in config.keys)}
+        settable = {name.lower() for name in partial.columns}
+        self._registers = {
+            name.lower(): place
+            for place, name in enumerate(resolved.columns)
+            if place not in fixed and (name.lower() in settable or name in partial.unwritten)
+        }
+
+    def clause(self, clause: ResolvedClause) -> ResolvedClause:
+        """Return the clause with the conditions and values that single columns need."""
+        if clause.clause.when is When.NOT_MATCHED_BY_SOURCE:
+            return clause
+        condition = F.lit(True) if clause.condition is None else clause.condition
+        condition = condition & ~F.col(IS_FILL)
+        if not clause.clause.is_update:
+            return replace(clause, condition=condition)
+        # Where columns are older than the row, a change that is older than the row may be newer than they are.
+        has_older = self._resolved.old_values[self._of_sequences].isNotNull()
+        return replace(
+            clause,
+            condition=condition | has_older,
+            values=self._merged(clause.values),
+            is_condition_source_only=False,
+            are_values_source_only=False,
+        )
+
+    def reset(self, clause: ResolvedClause, truncated: Column) -> ResolvedClause:
+        """Return the clause so that it takes older values away."""
+        old = self._resolved.old_values
+        of_row, nothing = self._sequence(old), F.lit(None)
+        values = list(old)
+        sequences: dict[str, Column] = {}
+        is_older = F.lit(False)
+        for name, place in self._registers.items():
+            ours = register_sequence(old[self._of_sequences], name, of_row)
+            is_older = is_older | F.coalesce(ours < truncated, F.lit(False))
+            never = nothing.cast(self._type)
+            values[place], sequences[name] = merged_register(
+                nothing, old[place], never, ours, is_reset=ours < truncated, is_fill=F.lit(False)
+            )
+        values[self._of_sequences] = column_sequences(sequences, of_row, self._partial)
+        return replace(clause, condition=is_older, values=tuple(values), are_values_source_only=False)
+
+    def _sequence(self, values: Sequence[Column]) -> Column:
+        fields = [values[place].alias(f"s{number}") for number, place in enumerate(self._of_sequence)]
+        return F.struct(*fields).cast(self._type)
+
+    @property
+    def _type(self) -> DataType:
+        assert self._partial.sequence is not None
+        return self._partial.sequence
+
+    def _merged(self, new: Sequence[Column]) -> tuple[Column, ...]:
+        old = self._resolved.old_values
+        of_change, of_row = self._sequence(new), self._sequence(old)
+        is_upsert = ~F.col(IS_DELETE) & ~F.col(IS_FILL)
+        is_newer = is_upsert & ~(of_change < of_row)
+        newest = F.when(is_newer, of_change).otherwise(of_row)
+        reset = F.col(NEWEST_DELETE).cast(self._type)
+
+        # Columns without a register are as new as their row.
+        merged = [F.when(is_newer, value).otherwise(known) for value, known in zip(new, old, strict=True)]
+        sequences: dict[str, Column] = {}
+        for name, place in self._registers.items():
+            theirs = register_sequence(new[self._of_sequences], name, of_change)
+            ours = register_sequence(old[self._of_sequences], name, of_row)
+            # A delete of the same sequence comes later than the row's value, and counts.
+            merged[place], sequences[name] = merged_register(
+                new[place], old[place], theirs, ours, is_reset=~(reset < ours), is_fill=F.col(IS_FILL)
+            )
+        merged[self._of_sequences] = column_sequences(sequences, newest, self._partial)
+        return tuple(merged)
+
+
+def order_of(columns: Sequence[str], partial: PartialUpdates) -> Column:
+    """Return the sequence of a row of batch or target, in the type that it has in the target."""
+    assert partial.sequence is not None
+    return F.struct(*[F.col(quote(name)).alias(f"s{i}") for i, name in enumerate(columns)]).cast(partial.sequence)
+
+
+def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
+    """Return the sequence of a column's value; NULL if no change has set it.
+
+    Args:
+        sequences: The row's `COLUMN_SEQUENCES`.
+        name: The column.
+        of_row: The row's sequence.
+    """
+    name = name.lower()
+    return F.when(F.map_contains_key(sequences, name), sequences[name]).otherwise(of_row)
+
+
+def merged_register(
+    new: Column, old: Column, theirs: Column, ours: Column, *, is_reset: Column, is_fill: Column
+) -> tuple[Column, Column]:
+    """Return the value of a column after a change, and its sequence.
+
+    Args:
+        new: The change's value.
+        old: The row's value.
+        theirs: Sequence of the change's value, NULL if it has none.
+        ours: Sequence of the row's value, NULL if it has none.
+        is_reset: Whether a delete that comes with the change takes the row's value; NULL if none comes.
+        is_fill: Whether the value is one that was handed on: of the same sequence, the row's own value stays.
+    """
+    is_reset = F.coalesce(is_reset, F.lit(False))
+    is_newer = F.when(is_fill, ours < theirs).otherwise(~(theirs < ours))
+    is_taken = theirs.isNotNull() & (ours.isNull() | is_reset | is_newer)
+    return F.when(is_taken, new).when(~is_reset, old), F.when(is_taken, theirs).when(~is_reset, ours)
+
+
+def find_partial_updates(
+    config: SinkConfig, batch: Sequence[StructField], target: Sequence[StructField], sequence: StructType | None
+) -> PartialUpdates | None:
+    """Return how changes set single columns; None if every change sets all columns that the target has.
+
+    Args:
+        config: The sink, with its written columns named if not all are.
+        batch: The batch's columns.
+        target: The target's.
+        sequence: Type of the sequence in the target; None when the sink has none.
+
+    Raises:
+        UnsupportedTableError: The target has generated columns.
+    """
+    fixed = {name.lower() for name in (*config.keys, *config.sequence_columns, COLUMN_SEQUENCES)}
+    written = {name.lower() for name in config.columns or [field.name for field in batch]}
+    if not config.merge_schema:
+        written &= {field.name.lower() for field in target}
+    columns = tuple(f.name for f in batch if f.name.lower() in written - fixed)
+    unwritten = tuple(f.name for f in target if f.name.lower() not in {*written, *fixed} and not _is_generated(f))
+    leaves_out = bool(config.columns and unwritten)
+    is_partial = config.unchanged_columns is not None or bool(config.ignores_nulls_of(columns))
+    is_kept_up = COLUMN_SEQUENCES in [field.name for field in target]
+    if not is_partial and (sequence is None or not (leaves_out or is_kept_up)):
+        return None
+    generated = [field.name for field in target if _is_generated(field)]
+    if generated:
+        raise UnsupportedTableError(
+            f"generated column {', '.join(generated)}: it would have to be computed anew of values that a change did not set. "
+            "Make it a plain column that the source gives, or take the options away that leave columns as they are"
+        )
+    unsent = {*columns} - {*config.ignores_nulls_of(columns)} if config.unchanged_columns is not None else {*()}
+    return PartialUpdates(
+        columns=columns,
+        unwritten=unwritten,
+        unsent=tuple(name for name in columns if name in unsent),
+        sequence=sequence,
+        is_always=sequence is None or leaves_out,
+    )
+
+
+def _is_generated(field: StructField) -> bool:
+    return GENERATED in (field.metadata or {})

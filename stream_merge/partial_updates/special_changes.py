@@ -1,0 +1,50 @@
+"""Changes that need steps of their own, and the columns that all steps of a batch add to it."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.column_names import IS_TIED, NUM_SUPERSEDED, SOURCE_ID
+from stream_merge.config import SinkConfig
+from stream_merge.partial_updates.fold import unset_columns
+from stream_merge.partial_updates.registers import PartialUpdates
+from stream_merge.sql import column_of
+
+SPECIAL = ("truncates", "moves", "unset")
+"""The names of `special_changes`."""
+
+
+def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[Column]:
+    """Return aggregates that count the changes of a batch which need steps of their own; empty if there can be none.
+
+    `truncates`; `moves`, changes that give a row another key; `unset`, the names of the columns that a change leaves alone. To be
+    taken over a frame with the source's alias.
+    """
+    counts = []
+    if config.truncate_when is not None:
+        counts.append(F.count(F.when(is_truncate(config), 1)).alias("truncates"))
+    if config.old_key is not None and config.new_key is not None:
+        keys = [column_of(config.old_key).isNotNull(), column_of(config.new_key).isNotNull()]
+        counts.append(F.count(F.when(keys[0] | keys[1], 1)).alias("moves"))
+    if partial is not None and not partial.is_always:
+        unset = unset_columns(config, partial.columns)
+        counts.append(F.array_distinct(F.flatten(F.collect_set(unset))).alias("unset"))
+    return counts
+
+
+def is_truncate(config: SinkConfig) -> Column:
+    """Return whether a row of the source stands for a TRUNCATE."""
+    return F.lit(False) if config.truncate_when is None else F.coalesce(column_of(config.truncate_when), F.lit(False))
+
+
+def without_truncates(batch: DataFrame, config: SinkConfig) -> tuple[DataFrame, DataFrame]:
+    """Return the rows that stand for a TRUNCATE, and the others."""
+    named = batch.alias(config.source_alias)
+    return named.where(is_truncate(config)), named.where(~is_truncate(config))
+
+
+def own_columns(config: SinkConfig, partial: PartialUpdates | None) -> dict[str, str]:
+    """Return name and type of the columns that `evaluated` adds to a batch."""
+    of_order = {IS_TIED: "boolean", NUM_SUPERSEDED: "bigint"} if config.sequence_by else {}
+    return {**of_order, **(partial.own_columns() if partial else {}), SOURCE_ID: "bigint"}

@@ -1,0 +1,319 @@
+"""One micro-batch of many tables: find its sources, evaluate it once, merge table by table, tell what failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from threading import RLock
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.batch.context import batch_identity, begun_again, output_mode
+from stream_merge.bridge import sessions
+from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.bridge.materialized import materialized
+from stream_merge.bridge.self_read import find_self_read
+from stream_merge.bridge.table import open_table, table_root
+from stream_merge.bridge.threads import Outcomes, run_side_by_side
+from stream_merge.column_names import RESERVED_PREFIX
+from stream_merge.errors import ConfigError, RouterError, TargetNotFoundError, UnknownSourceError, describe_sources
+from stream_merge.metrics import MergeResult
+from stream_merge.routing.config import RouterConfig
+from stream_merge.routing.routes import MAX_SOURCES, MadeSinks, exact_sinks, find_sinks
+from stream_merge.sink import MergeSink
+from stream_merge.sql import quote
+
+logger = logging.getLogger("stream_merge")
+
+SOURCE_NAME = f"{RESERVED_PREFIX}source_name"
+
+
+@dataclass(slots=True)
+class RouterState:
+    """The caches of one router in one process.
+
+    Attributes:
+        lock: Whoever uses them holds it: a router may serve several queries.
+        made: Sinks of patterns and of a function.
+        sessions: The session to execute in.
+        checked_runs: The run, by query id, in which the tables without rows were looked at.
+    """
+
+    lock: Any = field(default_factory=RLock)
+    made: MadeSinks = field(default_factory=MadeSinks)
+    sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
+    checked_runs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A table of the micro-batch: its sink, the sources whose rows it takes, and the number of these."""
+
+    sink: MergeSink
+    names: tuple[str, ...]
+    num_rows: int
+
+    @property
+    def name(self) -> str:
+        """The sources."""
+        return ", ".join(self.names)
+
+    @property
+    def described(self) -> str:
+        """Sources and table, as messages name them."""
+        return f"{self.name} (table {self.sink.config.target})"
+
+
+def run_routed_batch(
+    config: RouterConfig, state: RouterState, batch: DataFrame, batch_id: int | None
+) -> dict[str, MergeResult]:
+    """Merge a frame into the tables of its sources: a micro-batch of the running query when there is a batch id.
+
+    Raises:
+        RouterError: Some tables do not have the batch.
+        StreamMergeError: No table has it.
+    """
+    session = sessions.classic_session(batch)
+    query = sessions.running_query(session) if batch_id is not None else None
+    with state.lock:
+        spark = state.sessions.session_for(session)
+    with sessions.active(spark):
+        received = sessions.moved(batch, spark)
+        finished: dict[int, MergeResult] = {}
+
+        def merge() -> dict[str, MergeResult]:
+            try:
+                with _named(received, config) as rows:
+                    routed = RoutedBatch(
+                        config=config,
+                        state=state,
+                        received=received,
+                        rows=rows,
+                        query=query,
+                        batch_id=batch_id,
+                        finished=finished,
+                    )
+                    return routed.run()
+            except JVM_ERRORS as error:
+                raise translate(error) from error
+
+        return begun_again(merge, "router")
+
+
+@contextmanager
+def _named(batch: DataFrame, config: RouterConfig) -> Iterator[DataFrame]:
+    """Keep the batch for the block, evaluated once, with the name of each row's source behind its columns."""
+    if SOURCE_NAME in batch.columns:
+        raise ConfigError([f"the column name {SOURCE_NAME} is reserved"])
+    by = config.by
+    if isinstance(by, str):
+        by = F.col(quote(by)) if by in batch.columns else F.expr(by)
+    with materialized(batch.select("*", by.cast("string").alias(SOURCE_NAME))) as rows:
+        yield rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedBatch:
+    """A batch on its way into its tables.
+
+    Attributes:
+        config: The router.
+        state: The router's caches.
+        received: The batch as it came.
+        rows: The evaluated batch, with the name of each row's source.
+        query: The running query, or None.
+        batch_id: The micro-batch's number; None outside a stream.
+        finished: What came of the tables that have the batch already, by the id of their sink's object: where rows of the batch are
+            lost, it begins again for the others.
+    """
+
+    config: RouterConfig
+    state: RouterState
+    received: DataFrame
+    rows: DataFrame
+    query: sessions.RunningQuery | None
+    batch_id: int | None
+    finished: dict[int, MergeResult]
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session that executes the merges."""
+        return self.rows.sparkSession
+
+    @property
+    def name(self) -> str:
+        """How messages name the batch."""
+        return "router" if self.batch_id is None else f"router: batch {self.batch_id}"
+
+    def run(self) -> dict[str, MergeResult]:
+        """Merge all tables.
+
+        Raises:
+            RouterError: Some tables do not have the batch.
+            StreamMergeError: No table has it.
+        """
+        with sessions.job_description(self.spark, f"{self.name}: find the sources"):
+            num_rows = self._count_by_source()
+        with self.state.lock:
+            found = find_sinks(self.config.sinks, [name for name in num_rows if name is not None], self.state.made)
+        self._check_unknown({name: count for name, count in num_rows.items() if name is None or found[name] is None})
+        routes = _routes({name: sink for name, sink in found.items() if sink is not None}, num_rows)
+        idle = self._idle_sinks(routes)
+        self._check_targets([*routes, *idle])
+        if idle and self.batch_id is not None:
+            self._check_not_behind(idle, self.batch_id)
+        self.state.checked_runs |= self._run()
+        outcomes = self._side_by_side({route: self._merging(route) for route in routes})
+        self._raise_failures(routes, outcomes)
+        return self._by_source(routes, outcomes.results)
+
+    def _count_by_source(self) -> dict[str | None, int]:
+        counts = self.rows.groupBy(SOURCE_NAME).count().limit(MAX_SOURCES + 1).collect()
+        if len(counts) > MAX_SOURCES:
+            raise ConfigError(
+                [f"{self.name}: more than {MAX_SOURCES} sources have rows in it; is `by` the right column?"]
+            )
+        return {row[0]: row[1] for row in sorted(counts, key=lambda row: (row[0] is None, row[0]))}
+
+    def _check_unknown(self, unknown: Mapping[str | None, int]) -> None:
+        if not unknown:
+            return
+        if self.config.unknown == "error":
+            raise UnknownSourceError(self.name, unknown)
+        logger.warning("%s: no sink for %s; left out", self.name, describe_sources(unknown))
+
+    def _run(self) -> dict[str, str]:
+        return {"": ""} if self.query is None else {self.query.query_id: self.query.run_id}
+
+    def _idle_sinks(self, routes: Sequence[Route]) -> list[Route]:
+        """Return the sinks without rows, in the first batch of a run of the query only."""
+        if self._run().items() <= self.state.checked_runs.items():
+            return []
+        used = {id(route.sink) for route in routes}
+        exact = {name: sink for name, sink in exact_sinks(self.config.sinks).items() if id(sink) not in used}
+        return _routes(exact, dict.fromkeys(exact, 0))
+
+    def _check_targets(self, routes: Sequence[Route]) -> None:
+        """Refuse what a router cannot do right: one table under two sinks, and whole results.
+
+        Two sinks would record one batch id under one application id, and the second would be skipped.
+        """
+        owners: dict[str, Route] = {}
+        faults = []
+        for route in routes:
+            config = route.sink.config
+            if output_mode(config, self.query) == "complete":
+                faults.append(f"{route.name}: in output mode Complete a table without rows would keep its old ones")
+            owner = owners.setdefault(table_root(self.spark, config.target), route)
+            if owner is not route:
+                faults.append(
+                    f"{owner.name} and {route.name} have sinks of their own for one table, {config.target}; "
+                    "give sources of one table the same sink object"
+                )
+            if self.batch_id is None and route.num_rows and self._reads(config.target):
+                faults.append(f"{route.name}: the frame reads {config.target}; merge it by that table's own sink")
+        if faults:
+            raise ConfigError(faults)
+
+    def _reads(self, target: str) -> bool:
+        """Whether the evaluated frame came from the target: its transaction would begin too late to notice other writers."""
+        try:
+            return find_self_read(open_table(self.spark, target), self.received, None).is_read
+        except TargetNotFoundError:
+            return False
+
+    def _check_not_behind(self, idle: Sequence[Route], batch_id: int) -> None:
+        """Refuse a batch id that went backwards, by the tables too that have no rows in this batch.
+
+        A lost or old checkpoint shows in the first batch of a run, but only in tables that were written lately.
+        """
+
+        def check(route: Route) -> None:
+            identity = batch_identity(route.sink.config, self.query, batch_id)
+            with sessions.active(self.spark):
+                try:
+                    identity.is_applied(open_table(self.spark, route.sink.config.target).begin())
+                except TargetNotFoundError:
+                    return
+                except JVM_ERRORS as error:
+                    raise translate(error) from error
+
+        outcomes = self._side_by_side({route: partial(check, route) for route in idle})
+        self._raise_failures(idle, replace(outcomes, results={}))
+
+    def _merging(self, route: Route) -> Callable[[], MergeResult | None]:
+        def merge() -> MergeResult | None:
+            if id(route.sink) in self.finished:
+                return self.finished[id(route.sink)]
+            with sessions.active(self.spark):
+                try:
+                    rows = self._rows_of(route)
+                except JVM_ERRORS as error:
+                    raise translate(error) from error
+                if rows is None:
+                    return None
+                if self.batch_id is None:
+                    result = route.sink.merge(rows)
+                else:
+                    result = route.sink.merge_micro_batch(rows, self.batch_id, self.query)
+                self.finished[id(route.sink)] = result
+                return result
+
+        return merge
+
+    def _rows_of(self, route: Route) -> DataFrame | None:
+        prepare = self.config.prepare
+        if prepare is None:
+            return self.rows.where(F.col(SOURCE_NAME).isin(*route.names)).drop(SOURCE_NAME)
+        prepared = [
+            prepare(name, self.rows.where(F.col(SOURCE_NAME) == name).drop(SOURCE_NAME)) for name in route.names
+        ]
+        frames = [frame for frame in prepared if frame is not None]
+        return reduce(DataFrame.unionByName, frames) if frames else None
+
+    def _side_by_side(self, tasks: Mapping[Route, Callable[[], Any]]) -> Outcomes[Any]:
+        query = self.query
+        return run_side_by_side(
+            self.spark,
+            {route.name: task for route, task in tasks.items()},
+            max_parallel=self.config.max_parallel,
+            may_begin=lambda: query is None or query.is_active,
+        )
+
+    def _raise_failures(self, routes: Sequence[Route], outcomes: Outcomes[Any]) -> None:
+        failures = outcomes.failures
+        if not failures and not outcomes.pending:
+            return
+        for route in routes:
+            if route.name in failures:
+                logger.error("%s: %s failed", self.name, route.described, exc_info=failures[route.name])
+        raise RouterError(
+            self.name,
+            {name: failures[route.name] for route in routes if route.name in failures for name in route.names},
+            [f"{r.described}: {type(error).__name__}: {error}" for r in routes if (error := failures.get(r.name))],
+            pending=[name for route in routes if route.name in outcomes.pending for name in route.names],
+            results=self._by_source(routes, outcomes.results),
+        ) from next(iter(failures.values()), None)
+
+    def _by_source(self, routes: Sequence[Route], results: Mapping[str, MergeResult | None]) -> dict[str, MergeResult]:
+        found = {
+            name: result for route in routes if (result := results.get(route.name)) is not None for name in route.names
+        }
+        return dict(sorted(found.items()))
+
+
+def _routes(sinks: Mapping[str, MergeSink], num_rows: Mapping[str | None, int]) -> list[Route]:
+    """Return the tables, those with the most rows first, since they take longest."""
+    names: dict[int, list[str]] = {}
+    for name, sink in sinks.items():
+        names.setdefault(id(sink), []).append(name)
+    routes = [
+        Route(sink=sinks[own[0]], names=tuple(own), num_rows=sum(num_rows[name] for name in own))
+        for own in names.values()
+    ]
+    return sorted(routes, key=lambda route: -route.num_rows)

@@ -1,0 +1,468 @@
+"""What the sink remembers of deleted keys, so that an older change that comes late does not bring a row back.
+
+A tombstone is the key and the sequence of a delete. Tombstones lie in Parquet files under the table's `_stream_merge/`,
+which VACUUM passes over; the commit that deletes the rows names the files in a metadata domain of the table, so that rows and
+tombstones cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+
+from stream_merge.bridge.jvm import JVM_ERRORS
+from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.statement import ResolvedMerge
+from stream_merge.bridge.table import Table
+from stream_merge.column_names import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE, SOURCE_ID
+from stream_merge.errors import ConfigurationChangedError
+from stream_merge.row_json import EXACT_TIMES
+from stream_merge.sql import quote
+from stream_merge.steps import reached
+
+DOMAIN = "stream_merge"
+FOLDER = "_stream_merge/tombstones"
+MAX_FILES = 16
+"""With more, the smallest are merged into one."""
+
+MAX_BROADCAST_TOMBSTONES = 500_000
+"""With more, Spark decides how to join them with a batch, which may be large as well."""
+
+MAX_UNSHUFFLED_TOMBSTONES = 50_000
+"""With more, one task would be busy with them for longer than a shuffle takes."""
+
+KEPT_MS = 7 * 24 * 3600 * 1000
+"""How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
+
+CLEANED_EVERY_MS = 24 * 3600 * 1000
+"""How often a sink looks for what killed attempts left behind, the first time after its first batch."""
+
+_AS_JSON = {**EXACT_TIMES, "timeZone": "UTC"}
+"""In UTC, since the pattern has no seconds of an offset, which most zones had until they took a standard time."""
+
+_FORMAT = 1
+_LACKS = "size(moved.unset) > 0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneFile:
+    """Tombstones that were written together.
+
+    Attributes:
+        path: Folder of the Parquet files, relative to the table's.
+        num_rows: Number of tombstones.
+        oldest_ms: When the oldest was written, in milliseconds since the epoch.
+        newest_ms: When the newest was.
+        num_moved: How many of them hold the values of a row that got another key.
+        num_lacking: How many of these hold some of the values only.
+        highest: The highest sequence, as JSON; None if it is not known.
+    """
+
+    path: str
+    num_rows: int
+    oldest_ms: int
+    newest_ms: int
+    num_moved: int = 0
+    num_lacking: int = 0
+    highest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredFile:
+    """A file that the newest version does not name any more, and older ones do.
+
+    Attributes:
+        path: As in `TombstoneFile`.
+        since_ms: When it was named last, in milliseconds since the epoch.
+    """
+
+    path: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneState:
+    """What a version of the table says of its tombstones, and of the configuration that they were written under.
+
+    Attributes:
+        keys: The key columns.
+        sequence: The parts of the sequence as SQL.
+        read_version: The version that the commit which wrote this was based on.
+        files: The tombstones.
+        retired: Files that a RESTORE may want yet.
+        horizon: The highest sequence of a tombstone that was forgotten, as JSON; None as long as all are there.
+        truncated: The sequence of the newest TRUNCATE, as JSON.
+        older_columns: The columns, in lower case, that may be older than their row; None if that is not known.
+    """
+
+    keys: tuple[str, ...]
+    sequence: tuple[str, ...]
+    read_version: int = -1
+    files: tuple[TombstoneFile, ...] = ()
+    retired: tuple[RetiredFile, ...] = ()
+    horizon: str | None = None
+    truncated: str | None = None
+    older_columns: tuple[str, ...] | None = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of tombstones; a key that was deleted several times may have several."""
+        return sum(file.num_rows for file in self.files)
+
+    def to_json(self) -> str:
+        """Return the configuration of the metadata domain."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> TombstoneState:
+        """Return the state that `to_json` wrote.
+
+        Raises:
+            ConfigurationChangedError: A newer version of this library wrote it.
+        """
+        values: dict[str, Any] = json.loads(text)
+        if values.pop("format") != _FORMAT:
+            raise ConfigurationChangedError(
+                "a newer version of stream_merge has written to this table, whose tombstones this version cannot read; upgrade"
+            )
+        return TombstoneState(
+            keys=tuple(values.pop("keys")),
+            sequence=tuple(values.pop("sequence")),
+            files=tuple(TombstoneFile(**file) for file in values.pop("files")),
+            retired=tuple(RetiredFile(**file) for file in values.pop("retired", ())),
+            older_columns=_names(values.pop("older_columns", ())),
+            **values,
+        )
+
+    def check(self, name: str, expected: TombstoneState) -> None:
+        """Raise if the sink is configured otherwise than when the table was written.
+
+        Raises:
+            ConfigurationChangedError: The keys or the sequence are others.
+        """
+        for what, mine, theirs in (
+            ("keys", sorted(key.lower() for key in expected.keys), sorted(key.lower() for key in self.keys)),
+            ("sequence_by", list(expected.sequence), list(self.sequence)),
+        ):
+            if mine != theirs:
+                raise ConfigurationChangedError(
+                    f"{name} was written with {what} {', '.join(theirs)}, and the sink now has {', '.join(mine)}: rows and "
+                    "remembered deletes cannot be compared. Take the old configuration again, or write to a new table; if the "
+                    f"table was made to fit (its rows re-keyed, its sequences rewritten), call reset_state() of the sink once."
+                )
+
+
+def _highest() -> Column:
+    """Return the highest sequence of tombstones as JSON."""
+    return F.to_json(F.max("sequence"), _AS_JSON)
+
+
+def _names(names: list[str] | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstones:
+    """Reads and writes the tombstones of one table.
+
+    Attributes:
+        table: The table.
+        keys: The key columns with their types in the table.
+        sequence: The columns that hold the sequence, with their types in the table.
+        is_null_safe: Whether NULL equals NULL in a key.
+    """
+
+    table: Table
+    keys: Mapping[str, DataType]
+    sequence: Mapping[str, DataType]
+    is_null_safe: bool
+
+    @property
+    def _spark(self) -> SparkSession:
+        return self.table.spark
+
+    @property
+    def _reader(self) -> DataFrameReader:
+        # The table's folder may have any name; a star or a bracket in it is no pattern.
+        return self._spark.read.option("__globPaths__", "false")
+
+    def _key_columns(self) -> list[Column]:
+        return [F.col(quote(name)).cast(kind).alias(f"k{i}") for i, (name, kind) in enumerate(self.keys.items())]
+
+    @property
+    def _key_names(self) -> list[str]:
+        return [f"k{number}" for number in range(len(self.keys))]
+
+    def sequence_column(self) -> Column:
+        """Return the sequence of a source row."""
+        fields = [F.col(quote(n)).cast(kind).alias(f"s{i}") for i, (n, kind) in enumerate(self.sequence.items())]
+        return F.struct(*fields).alias("sequence")
+
+    @property
+    def sequence_type(self) -> StructType:
+        """The type of a sequence: a struct s0, s1, ..."""
+        return StructType([StructField(f"s{i}", kind) for i, kind in enumerate(self.sequence.values())])
+
+    def _schema(self) -> StructType:
+        schema = StructType([StructField(f"k{i}", kind) for i, kind in enumerate(self.keys.values())])
+        return schema.add("sequence", self.sequence_type).add("deleted_ms", "long")
+
+    def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
+        """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
+        return self._reader.schema(self._schema()).parquet(*[self.table.path(file.path) for file in files])
+
+    def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:
+        """Return the `SOURCE_ID` of the source's rows whose key was deleted, with `DELETED` and `IS_OUTDATED`.
+
+        Args:
+            files: The tombstones.
+            source: The rows.
+            only_older: Whether rows are wanted only that are older than the delete.
+        """
+        batch = source.select(*self._key_columns(), self.sequence_column(), SOURCE_ID)
+        remembered = self.read(files)
+        number = sum(file.num_rows for file in files)
+        is_distinct = number <= MAX_UNSHUFFLED_TOMBSTONES
+        if is_distinct:
+            # One of each key, in one part, so that neither this nor what is found of the batch has to be shuffled.
+            newest_of_key = F.max("sequence").alias("sequence")
+            remembered = remembered.coalesce(1).groupBy(*self._key_names).agg(newest_of_key)
+        if number <= MAX_BROADCAST_TOMBSTONES:
+            remembered = F.broadcast(remembered)
+        ours, theirs = remembered.alias("ours"), batch.alias("theirs")
+        condition = F.col("theirs.sequence") < F.col("ours.sequence") if only_older else F.lit(True)
+        for number in range(len(self.keys)):
+            one, other = F.col(f"ours.k{number}"), F.col(f"theirs.k{number}")
+            condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
+        found, deleted = theirs.join(ours, condition), F.col("ours.sequence")
+        if is_distinct:
+            is_outdated = F.col("theirs.sequence") < deleted
+            return found.select(SOURCE_ID, deleted.alias(DELETED), is_outdated.alias(IS_OUTDATED))
+        newest = F.max(deleted)
+        is_outdated = F.first("theirs.sequence") < newest
+        return found.groupBy(SOURCE_ID).agg(newest.alias(DELETED), is_outdated.alias(IS_OUTDATED))
+
+    def lowest(self, columns: Collection[str]) -> Column:
+        """Return the lowest sequence of source rows that have these columns, and of the values that they set: an aggregate."""
+        lowest = self.sequence_column()
+        if COLUMN_SEQUENCES in columns:
+            of_values = F.array_min(F.map_values(COLUMN_SEQUENCES))
+            lowest = F.least(lowest, of_values.cast(self.sequence_type))
+        return F.min(lowest)
+
+    def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
+        """Return, for each file, whether changes of which this is the lowest sequence may be older than a tombstone in it."""
+        highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
+        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
+        return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
+
+    def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
+        """Return whether a file may have a tombstone of this sequence, or a newer one."""
+        if file.highest is None:
+            return F.lit(True)
+        return F.coalesce(~(self.column_of(file.highest) < sequence.cast(self.sequence_type)), F.lit(True))
+
+    def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
+        """Return the highest sequence that `write` writes for the source's rows, as JSON."""
+        return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), _AS_JSON)
+
+    def is_undecidable(self, state: TombstoneState) -> Column:
+        """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
+        if state.horizon is None:
+            return F.lit(False)
+        return F.coalesce(self.sequence_column() < self.column_of(state.horizon), F.lit(False))
+
+    def column_of(self, sequence: str) -> Column:
+        """Return a sequence that the state holds as JSON."""
+        return F.from_json(F.lit(sequence), self.sequence_type, _AS_JSON)
+
+    def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
+        """Return whether a target row is older than a sequence that is given as JSON."""
+        places = {name.lower(): place for place, name in enumerate(resolved.columns)}
+        values = [resolved.old_values[places[name.lower()]].alias(f"s{i}") for i, name in enumerate(self.sequence)]
+        return F.struct(*values) < self.column_of(sequence)
+
+    def read_moved(self, files: Sequence[TombstoneFile], *, only_lacking: bool = False) -> DataFrame | None:
+        """Return the tombstones that hold a row's values, or some of them only, in `moved`; None if there are none."""
+        wanted = [file for file in files if (file.num_lacking if only_lacking else file.num_moved)]
+        condition = _LACKS if only_lacking else "moved IS NOT NULL"
+        return self._with_moved(wanted).where(condition) if wanted else None
+
+    def write(self, deletes: DataFrame, num_rows: int, highest: str | None, now_ms: int) -> TombstoneFile:
+        """Write a tombstone for each of the deletes, which have the source's columns.
+
+        Where a row tells of an older delete of its key, it is in `NEWEST_DELETE`.
+
+        Args:
+            deletes: The deletes.
+            num_rows: How many.
+            highest: What `highest_delete` gave.
+            now_ms: The time, in milliseconds since the epoch.
+        """
+        # Of text, and of a column, since Spark would write a number into the code that it compiles: anew for each batch.
+        moment = F.concat(F.lit(str(now_ms)), F.substring(F.col(SOURCE_ID).cast("string"), 1, 0)).cast("long")
+        rows = deletes.select(*self._key_columns(), self._deleted_at(deletes.columns), moment.alias("deleted_ms"))
+        return TombstoneFile(
+            path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms, highest=highest
+        )
+
+    def _deleted_at(self, columns: Collection[str]) -> Column:
+        return F.col(NEWEST_DELETE).alias("sequence") if NEWEST_DELETE in columns else self.sequence_column()
+
+    def moved_rows(self, rows: DataFrame, now_ms: int) -> DataFrame:
+        """Return tombstones that hold values, with the types that they have in the table."""
+        typed = [F.col(f.name).cast(f.dataType).alias(f.name) for f in self._schema() if f.name != "deleted_ms"]
+        return rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
+
+    def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
+        """Write what `moved_rows` returned; return None if that is nothing."""
+        number, num_lacking, highest = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)), _highest())
+        if not number:
+            return None
+        return TombstoneFile(
+            path=self._write(rows),
+            num_rows=number,
+            oldest_ms=now_ms,
+            newest_ms=now_ms,
+            num_moved=number,
+            num_lacking=num_lacking,
+            highest=highest,
+        )
+
+    def read_written(self, file: TombstoneFile, schema: StructType) -> DataFrame:
+        """Return the rows of a file that was written with this schema."""
+        return self._reader.schema(schema).parquet(self.table.path(file.path))
+
+    def _write(self, rows: DataFrame) -> str:
+        """Write tombstones, and return their path."""
+        path = f"{FOLDER}/{uuid.uuid4()}"
+        rows.coalesce(1).write.parquet(self.table.path(path))
+        return path
+
+    def maintained(self, state: TombstoneState, *, cutoff_ms: int, now_ms: int) -> tuple[TombstoneState, int]:
+        """Forget what is older than the cutoff, and merge small files when there are many.
+
+        A file goes as a whole when its newest tombstone is too old, and row by row when it is merged.
+
+        Returns:
+            The new state, and the number of tombstones that were forgotten or superseded.
+        """
+        state = replace(state, retired=tuple(file for file in state.retired if file.since_ms >= now_ms - KEPT_MS))
+        expired = [file for file in state.files if file.newest_ms < cutoff_ms]
+        kept = sorted((file for file in state.files if file.newest_ms >= cutoff_ms), key=lambda file: file.num_rows)
+        merged = kept[: len(kept) // 2 + 1] if len(kept) > MAX_FILES else []
+        if not expired and not merged:
+            return state, 0
+        reached("forgetting")
+        before = state.num_rows
+        files = kept[len(merged) :]
+        forgotten: list[DataFrame] = [self.read(expired)] if expired else []
+        with ExitStack() as stack:
+            if merged:
+                rows = self._with_moved(merged)
+                if sum(file.num_rows for file in merged) <= MAX_UNSHUFFLED_TOMBSTONES:
+                    rows = rows.coalesce(1)
+                if any(file.oldest_ms < cutoff_ms for file in merged):
+                    rows = stack.enter_context(persisted(rows))
+                    forgotten.append(rows.where(F.col("deleted_ms") < cutoff_ms))
+                    rows = rows.where(F.col("deleted_ms") >= cutoff_ms)
+                new = self._merge(rows)
+                files += [new] if new else []
+            horizon = self.highest(state.horizon, forgotten) if forgotten else state.horizon
+        retired = [RetiredFile(path=file.path, since_ms=now_ms) for file in (*expired, *merged)]
+        state = replace(state, files=tuple(files), retired=(*state.retired, *retired), horizon=horizon)
+        reached("forgotten")
+        return state, before - state.num_rows
+
+    def _with_moved(self, files: Sequence[TombstoneFile]) -> DataFrame:
+        """Return the tombstones of some files, with `moved` if any has it."""
+        paths = [self.table.path(file.path) for file in files if file.num_moved]
+        plain = [file for file in files if not file.num_moved]
+        if not paths:
+            return self.read(plain)
+        rows = (
+            self._reader.option("mergeSchema", "true").parquet(*paths)
+            if self._has_one_schema(paths)
+            else self._united(paths)
+        )
+        return rows.unionByName(self.read(plain), allowMissingColumns=True) if plain else rows
+
+    def _has_one_schema(self, paths: Sequence[str]) -> bool:
+        try:
+            self._reader.option("mergeSchema", "true").parquet(*paths)
+        except JVM_ERRORS as error:
+            if "CANNOT_MERGE" not in str(error):
+                raise
+            return False
+        return True
+
+    def _united(self, paths: Sequence[str]) -> DataFrame:
+        """Return tombstones that hold values, of files from before and after a column's type was widened."""
+        frames = [self._reader.parquet(path) for path in paths]
+        typed = [
+            frame.withColumns(
+                {f.name: F.col(f.name).cast(f.dataType) for f in self._schema() if f.name in frame.columns}
+            )
+            for frame in frames
+        ]
+        return reduce(_with_all_columns, typed)
+
+    def _merge(self, rows: DataFrame) -> TombstoneFile | None:
+        """Write the newest tombstone of each key to one file, and all that hold values."""
+        has_moved = "moved" in rows.columns
+        plain = rows.where("moved IS NULL") if has_moved else rows
+        newest = plain.groupBy(*self._key_names).agg(
+            F.max("sequence").alias("sequence"),
+            F.max_by("deleted_ms", F.struct("sequence", "deleted_ms")).alias("deleted_ms"),
+        )
+        if has_moved:
+            newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
+        counts = [F.count("moved"), F.count_if(F.expr(_LACKS))] if has_moved else [F.lit(0), F.lit(0)]
+        with persisted(newest) as newest:
+            facts = summary(newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts, _highest())
+            if not facts[0]:
+                return None
+            return TombstoneFile(
+                path=self._write(newest),
+                num_rows=facts[0],
+                oldest_ms=facts[1],
+                newest_ms=facts[2],
+                num_moved=facts[3],
+                num_lacking=facts[4],
+                highest=facts[5],
+            )
+
+    def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
+        """Return the highest of a sequence as JSON and of those in the column `sequence` of some frames."""
+        sequences = [frame.select("sequence") for frame in frames]
+        if known is not None:
+            sequences.append(self._spark.range(1).select(self.column_of(known).alias("sequence")))
+        if not sequences:
+            return None
+        united = sequences[0]
+        for frame in sequences[1:]:
+            united = united.unionByName(frame)
+        found = summary(united, _highest())[0]
+        return None if found is None else str(found)
+
+    def clean_up(self, state: TombstoneState, *, now_ms: int) -> None:
+        """Delete the files that no version of the time that RESTORE reaches back names, and what failed attempts left behind."""
+        paths = [file.path for file in state.files] + [file.path for file in state.retired]
+        named = {path.rpartition("/")[2] for path in paths}
+        for name in self.table.list_folder(FOLDER):
+            path = f"{FOLDER}/{name}"
+            if name not in named and self.table.modified_ms(path) < now_ms - KEPT_MS:
+                self.table.delete(path)
+
+
+def _with_all_columns(one: DataFrame, other: DataFrame) -> DataFrame:
+    return one.unionByName(other, allowMissingColumns=True)

@@ -1,0 +1,378 @@
+"""What a table remembers of its changes: the state that a version has, also after a RESTORE or a REPLACE of the table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, TypeVar
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from stream_merge.bridge.expressions import expression_sql
+from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.bridge.sessions import classic_session, persisted
+from stream_merge.bridge.statement import manual_operation
+from stream_merge.bridge.table import Table, open_table
+from stream_merge.bridge.threads import Alongside
+from stream_merge.bridge.transaction import CommitActions, Transaction
+from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID
+from stream_merge.config import SinkConfig
+from stream_merge.partial_updates.registers import PartialUpdates
+from stream_merge.steps import reached
+from stream_merge.table.files import now_ms
+from stream_merge.tombstones.manifest import (
+    CLEANED_EVERY_MS,
+    DOMAIN,
+    FOLDER,
+    RetiredFile,
+    TombstoneFile,
+    Tombstones,
+    TombstoneState,
+)
+from stream_merge.tombstones.reach import Reach
+
+T = TypeVar("T")
+
+logger = logging.getLogger("stream_merge")
+
+_REPLACING = frozenset(
+    {
+        "CREATE OR REPLACE TABLE",
+        "CREATE OR REPLACE TABLE AS SELECT",
+        "REPLACE TABLE",
+        "REPLACE TABLE AS SELECT",
+        "CLONE",
+    }
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class ChangeMemory:
+    """The tombstones of a table as one micro-batch reads and continues them.
+
+    Attributes:
+        tombstones: Reads and writes them.
+        state: Which ones the version that is read has.
+        retention_ms: How long a tombstone is kept, in milliseconds.
+        reach: Which ones the batch before could be older than.
+        is_truncated: Whether the batch has a TRUNCATE that is newer than any before.
+    """
+
+    tombstones: Tombstones
+    state: TombstoneState
+    retention_ms: int
+    reach: Reach
+    is_truncated: bool = False
+    _written: TombstoneFile | None = None
+    _moved: tuple[TombstoneFile, ...] = ()
+
+    @contextmanager
+    def remembering(
+        self, deletes: Callable[[], DataFrame], num_deletes: int, highest: str | None, batch_name: str
+    ) -> Iterator[None]:
+        """Write the batch's deletes while the block runs; at its end they are written.
+
+        Args:
+            deletes: Gives the source's rows that tell of a delete.
+            num_deletes: How many.
+            highest: The highest of their sequences, as JSON.
+            batch_name: How descriptions of jobs name the batch.
+        """
+        if not num_deletes or self._written is not None:
+            yield
+            return
+        rows = deletes()
+        reached("remembering")
+        description = f"{batch_name}: remember deletes"
+        with Alongside(
+            rows.sparkSession, description, lambda: self.tombstones.write(rows, num_deletes, highest, now_ms())
+        ) as writing:
+            yield
+            self._written = writing.result()
+        reached("remembered")
+
+    def next_state(
+        self, num_deletes: int, read_version: int, *, partial: PartialUpdates | None
+    ) -> tuple[TombstoneState, dict[str, int]]:
+        """Forget what is too old, and return the state for the commit, with its metrics.
+
+        Args:
+            num_deletes: How many deletes the batch has; `remembering` has written them.
+            read_version: The version that the commit is based on.
+            partial: How the batch sets single columns, if it does.
+        """
+        now = now_ms()
+        older = self.state.older_columns
+        if older is not None and partial is not None:
+            older = tuple(sorted({*older, *(name.lower() for name in partial.columns)}))
+
+        def maintained(remembered: Sequence[TombstoneFile]) -> tuple[TombstoneState, int]:
+            files = (*remembered, *self._moved, *([self._written] if self._written else []))
+            state = replace(self.state, read_version=read_version, files=files, older_columns=older)
+            return self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms, now_ms=now)
+
+        state, num_forgotten = self._read(maintained)
+        return state, {
+            "num_tombstones": state.num_rows,
+            "num_tombstones_added": num_deletes,
+            "num_tombstones_removed": num_forgotten,
+            "oldest_tombstone_ms": max((now - file.oldest_ms for file in state.files), default=0),
+        }
+
+    @property
+    def files(self) -> tuple[TombstoneFile, ...]:
+        """The files in which changes of the batch may have an older delete."""
+        if ROW_ID in self.tombstones.keys:
+            return ()  # The id of an event has one sequence: no change of it is older.
+        return self.state.files
+
+    def deleted(self, files: Collection[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame | None:
+        """Return what `Tombstones.deleted` returns of the deletes in some of `files`; None if there are none."""
+
+        def read(there: Sequence[TombstoneFile]) -> DataFrame | None:
+            wanted = [file for file in there if file in files]
+            return self.tombstones.deleted(wanted, source, only_older=only_older) if wanted else None
+
+        return self._read(read)
+
+    def dead(self) -> DataFrame | None:
+        """Return all tombstones; a key may have several. None if there are none."""
+        return self._read(lambda files: self.tombstones.read(files) if files else None)
+
+    def cutoff_ms(self) -> int:
+        """Return before when tombstones are old enough to be forgotten, in milliseconds since the epoch."""
+        return now_ms() - self.retention_ms
+
+    def _read(self, read: Callable[[Sequence[TombstoneFile]], T]) -> T:
+        """Read what is remembered; files that are gone are forgotten."""
+        try:
+            return read(self.state.files)
+        except AnalysisException:
+            missing = [file.path for file in self.state.files if not self.tombstones.table.exists(file.path)]
+            if not missing:
+                raise
+        logger.warning(
+            "%s: remembered deletes are gone (%s); older changes of their keys that come late will bring rows back",
+            self.tombstones.table.name,
+            ", ".join(missing),
+        )
+        self.state = replace(self.state, files=tuple(file for file in self.state.files if file.path not in missing))
+        return self._read(read)
+
+    def truncate(self, truncates: DataFrame) -> str | None:
+        """Note the newest TRUNCATE of a batch; return its sequence as JSON if it is newer than all that were noted before."""
+        newest = self.tombstones.highest(
+            self.state.truncated, [truncates.select(self.tombstones.sequence_column().alias("sequence"))]
+        )
+        if newest == self.state.truncated:
+            return None
+        self.state, self.is_truncated = replace(self.state, truncated=newest), True
+        reached("truncating")
+        return newest
+
+    def take_over(self, earlier: ChangeMemory) -> bool:
+        """Take over what an earlier attempt wrote, if the table still remembers the same; return whether it does."""
+        mine, theirs = (
+            (memory.state.files, memory.state.horizon, memory.state.truncated) for memory in (self, earlier)
+        )
+        is_same = mine == theirs
+        if is_same:
+            self._written = earlier._written
+        return is_same
+
+    def left(self) -> DataFrame | None:
+        """Return the tombstones of earlier batches that hold the values of rows which got another key; None if there are none."""
+        return self._read(self.tombstones.read_moved)
+
+    def may_remember_move(self, at: Column) -> Column:
+        """Return whether one of the tombstones that hold values may have this sequence."""
+        moved = [file for file in self.state.files if file.num_moved]
+        return reduce(Column.__or__, (self.tombstones.may_hold(file, at) for file in moved), F.lit(False))
+
+    def lacking(self) -> DataFrame | None:
+        """Return those of them that hold some of the row's values only; None if there are none."""
+        return self._read(lambda files: self.tombstones.read_moved(files, only_lacking=True))
+
+    def keep_moved(self, rows: DataFrame, *, at_once: bool) -> DataFrame | None:
+        """Write tombstones that hold values, and return them as they are then read; None if there are none.
+
+        Args:
+            rows: The tombstones.
+            at_once: Whether they are few, and come of few rows.
+        """
+        now = now_ms()
+        with persisted(self.tombstones.moved_rows(rows, now), at_once=at_once) as moved:
+            reached("handing_on")
+            file = self.tombstones.write_moved(moved, now)
+        if file is None:
+            return None
+        reached("handed_on")
+        self._moved = (*self._moved, file)
+        # Read, since what was kept would bring all that led to it into the plan of the merge, which Spark spells out for its UI
+        # again and again.
+        return self.tombstones.read_written(file, moved.schema)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether rows of the batch got another key and their values were kept."""
+        return bool(self._moved)
+
+    def after_commit(self, state: TombstoneState, cleaned_ms: int) -> int:
+        """Clean up when files were retired, or have been for long enough, and once a day for what killed attempts left behind.
+
+        Args:
+            state: What was committed.
+            cleaned_ms: When the sink did so last, in milliseconds since the epoch.
+
+        Returns:
+            When it has done so last now.
+        """
+        now = now_ms()
+        if state.retired == self.state.retired and now - cleaned_ms < CLEANED_EVERY_MS:
+            return cleaned_ms
+        self.tombstones.clean_up(state, now_ms=now)
+        return now
+
+
+def recall(
+    config: SinkConfig,
+    ordered: SinkConfig,
+    table: Table,
+    transaction: Transaction,
+    *,
+    had_registers: bool,
+    reach: Reach,
+) -> ChangeMemory | None:
+    """Return what the table remembers; None when the sink keeps no tombstones.
+
+    Args:
+        config: The sink as the user configured it.
+        ordered: The sink as `ordered_batch` returned it.
+        table: The target.
+        transaction: The version that is read.
+        had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch came. If no state says otherwise, rows may use it.
+        reach: Which tombstones the batch before could be older than.
+
+    Raises:
+        ConfigurationChangedError: The table was written with other keys or another sequence.
+    """
+    if not config.keeps_tombstones:
+        return None
+    fresh = TombstoneState(
+        keys=ordered.keys,
+        sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
+        older_columns=None if had_registers else (),
+    )
+    state = _state_of(table, transaction, fresh)
+    state.check(table.name, fresh)
+    schema = {f.name.lower(): f.dataType for f in _schema_of(transaction).fields}
+    if state.older_columns is None:
+        # No commit has said it: a batch was killed before its own, or nothing was merged. It is looked up once.
+        state = replace(state, older_columns=_older_columns(table, transaction))
+    tombstones = Tombstones(
+        table=table,
+        keys={key: schema[key.lower()] for key in ordered.keys},
+        sequence={name: schema[name.lower()] for name in ordered.sequence_columns},
+        is_null_safe=config.null_keys == "match",
+    )
+    retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
+    return ChangeMemory(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
+
+
+def _older_columns(table: Table, transaction: Transaction) -> tuple[str, ...]:
+    """Return the columns that are older than their row in some row of the version that is read."""
+    rows = table.spark.read.format("delta").option("versionAsOf", transaction.version).load(table.path())
+    if COLUMN_SEQUENCES not in rows.columns:
+        return ()
+    names = rows.select(F.explode(F.map_keys(COLUMN_SEQUENCES)).alias("name")).distinct().collect()
+    return tuple(sorted(row["name"] for row in names))
+
+
+def forget_state(spark: SparkSession, target: str) -> None:
+    """Remove what the table remembers, in a commit of its own; the files go when they are old enough."""
+    session = classic_session(spark.range(0))
+    table = open_table(session, target)
+    transaction = table.begin()
+    if transaction.domain_metadata(DOMAIN) is None:
+        return
+    try:
+        transaction.commit({}, CommitActions(domain_metadata={DOMAIN: None}), manual_operation(session))
+    except JVM_ERRORS as error:
+        raise translate(error) from error
+
+
+def _schema_of(transaction: Transaction) -> StructType:
+    return StructType.fromJson(transaction.schema)
+
+
+def _state_of(table: Table, transaction: Transaction, fresh: TombstoneState) -> TombstoneState:
+    """Return the state of the version that is read.
+
+    RESTORE leaves a table's metadata domains as they were, so the commits since the state was written are looked through
+    for one; the state of the version that it restored counts then.
+    """
+    text = transaction.domain_metadata(DOMAIN)
+    if text is None:
+        # A table that was replaced, or made to forget: a RESTORE may want what it remembered.
+        found = table.list_folder(FOLDER)
+        return replace(fresh, retired=tuple(RetiredFile(path=f"{FOLDER}/{name}", since_ms=now_ms()) for name in found))
+    newest = TombstoneState.from_json(text)
+    state = _state_at(table, transaction.version, newest) or fresh
+    if state is newest:
+        return newest
+    # A RESTORE back to before may want what the newest version does not name any more.
+    left = [*newest.retired, *(RetiredFile(path=file.path, since_ms=now_ms()) for file in newest.files)]
+    named = {file.path for file in state.files} | {file.path for file in state.retired}
+    return replace(state, retired=(*state.retired, *(file for file in left if file.path not in named)))
+
+
+def _state_at(table: Table, version: int, known: TombstoneState | None) -> TombstoneState | None:
+    """Return the state that the commits up to a version give.
+
+    Args:
+        table: The table.
+        version: The version.
+        known: The state to return if no commit after the version that it was based on says otherwise.
+    """
+    while version > (known.read_version if known else -1):
+        try:
+            commit = table.read_commit(version)
+        except FileNotFoundError:
+            # Older commits than the log keeps: a sink that has not run for so long, or a RESTORE to the oldest versions.
+            if known is None:
+                logger.warning("%s: the log of version %d is gone, and what it remembered", table.name, version)
+            return known
+        for action in commit:
+            metadata = action.get("domainMetadata", {})
+            if metadata.get("domain") == DOMAIN:
+                return None if metadata.get("removed") else TombstoneState.from_json(metadata["configuration"])
+        info: dict[str, Any] = next((action["commitInfo"] for action in commit if "commitInfo" in action), {})
+        if info.get("operation") in _REPLACING:
+            return None
+        if info.get("operation") == "RESTORE":
+            version, known = _restored_version(table, version, info), None
+            logger.info("%s: was restored to version %d, whose remembered deletes count", table.name, version)
+        else:
+            version -= 1
+    return known
+
+
+def _restored_version(table: Table, version: int, info: dict[str, Any]) -> int:
+    """Return to which version a RESTORE went; one to a timestamp went to the last version before it."""
+    parameters = info.get("operationParameters", {})
+    if parameters.get("version") is not None:
+        return int(parameters["version"])
+    moment = F.lit(parameters["timestamp"]).cast("timestamp")
+    row = (
+        table.history()
+        .where((F.col("version") < version) & (F.col("timestamp") <= moment))
+        .agg(F.max("version"))
+        .collect()
+    )
+    return int(row[0][0])
