@@ -1,7 +1,7 @@
 """Rows that get another key: which of them lack values that they had under their old key, or may lack some.
 
 To a log such a change is two: a delete of the old key, the departure, and an upsert of the new one, the arrival. They may
-come in different batches, in either order. What a departure hands on is in `handover`.
+come in different batches, in either order. What a departure hands on is in `key_change_values`.
 """
 
 from __future__ import annotations
