@@ -1,4 +1,4 @@
-"""The columns that the sink adds, to the target or to a batch on its way; users may have none that begin so."""
+"""The names of all columns that the sink adds to a target or to a batch. They share a prefix that users may not use."""
 
 RESERVED_PREFIX = "_stream_merge_"
 

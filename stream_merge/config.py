@@ -1,4 +1,4 @@
-"""The options of a sink: their defaults, their bounds, and the check that reports every fault at once."""
+"""The options of a sink, their defaults and bounds, and a check that reports all faults at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error the library raises on purpose.
+"""The errors that the library raises on purpose.
 
 All derive from `StreamMergeError`. `retriable` tells whether the same micro-batch may succeed when it is
 run again unchanged (a restarted query does that). Where Delta or Spark has a name for the condition, it is

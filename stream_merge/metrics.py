@@ -1,4 +1,4 @@
-"""What one merge did and how long it took, as a value."""
+"""The result of one merge: its metrics and the time of its phases."""
 
 from __future__ import annotations
 

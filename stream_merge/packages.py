@@ -1,4 +1,4 @@
-"""What a Spark session is given: the Maven coordinate of Delta Lake, and the jar of this library's LogStore for S3."""
+"""What a Spark session needs: Delta Lake's Maven coordinate, and the jar of the LogStore for S3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which strategy carries out a merge, and why: a pure function of the clauses, the table and the output mode."""
+"""Chooses the strategy of a merge and says why: a pure function of clauses, table and output mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`merge_router` and the router it makes: many tables from one stream, each by a sink of its own."""
+"""`merge_router`: merges one stream into many tables, each by a sink of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row as JSON text that keeps all of it, whatever its types."""
+"""Writes a row as JSON text that keeps all of it, whatever its types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`merge_sink` and the sink it makes: the clause methods, and the callable for `foreachBatch`."""
+"""`merge_sink` and the sink that it makes: clause methods, and the callable for `foreachBatch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named points that a micro-batch passes, for tests that stop or kill the process there.
+"""Named points of a micro-batch at which tests stop or kill the process.
 
 Delta has its `TransactionExecutionObserver` for the same purpose. Nothing is observed unless `observer` is set.
 """

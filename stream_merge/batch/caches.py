@@ -1,4 +1,4 @@
-"""What a sink remembers from batch to batch. All of it is a cache: without it the next batch only takes longer."""
+"""The caches that a sink keeps from batch to batch. Without them the next batch only takes longer."""
 
 from __future__ import annotations
 

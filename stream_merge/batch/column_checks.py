@@ -1,4 +1,4 @@
-"""The columns of a batch: those that cannot be merged, and those that would be left out without a word."""
+"""Checks the columns of a batch: refuses names that cannot be merged, and warns of columns the target lacks."""
 
 from __future__ import annotations
 

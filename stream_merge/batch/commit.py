@@ -1,4 +1,4 @@
-"""The commit of a micro-batch: its metrics, what came of it, and the result that is reported."""
+"""Commits a micro-batch, finds out what became of a failed commit, and reports the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The context of a micro-batch: the session it is executed in, the query that runs it, the ids it is recorded under."""
+"""Finds out who runs a micro-batch (session, query, batch id), and begins again when an executor loses its rows."""
 
 from __future__ import annotations
 

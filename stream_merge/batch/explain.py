@@ -1,4 +1,4 @@
-"""What a merge would do, in words, before it does anything."""
+"""Describes in words what a merge would do, without writing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A micro-batch evaluated once, its newest changes numbered and kept, and what one pass over it tells."""
+"""Evaluates a micro-batch once, keeps its newest changes, and measures them in one pass."""
 
 from __future__ import annotations
 

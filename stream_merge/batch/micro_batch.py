@@ -1,4 +1,4 @@
-"""One micro-batch from beginning to end: context, transaction, source, plan, locate, stage, commit, report."""
+"""Runs one micro-batch from beginning to end: open, prepare, locate, stage, commit, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrives in a micro-batch, on its way to the rows that the merge takes: judged, followed, folded, numbered."""
+"""Prepares the rows of a micro-batch for the merge: sets rows aside, follows moved keys, folds changes."""
 
 from __future__ import annotations
 

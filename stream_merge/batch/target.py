@@ -1,4 +1,4 @@
-"""What a table has to have so that the order of changes can be kept, and a batch in terms of it."""
+"""Gives a table the columns and the feature that a sink needs, and puts the batch in terms of its columns."""
 
 from __future__ import annotations
 

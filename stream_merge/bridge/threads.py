@@ -1,4 +1,4 @@
-"""Do several things at once, a bounded number, each of which may fail for itself."""
+"""Runs several tasks at once, a bounded number, each of which may fail for itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `stream-merge` and its arguments; what they do is imported when it is needed, so that `--help` is quick."""
+"""The command `stream-merge` and its arguments. Commands import what they need, so that `--help` is quick."""
 
 from __future__ import annotations
 

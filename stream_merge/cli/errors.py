@@ -1,4 +1,4 @@
-"""What ends a command: one sentence for the user, and the exit code that says why."""
+"""The errors that end a command: one sentence for the user, and the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables without a key: a multiset of rows, of which a change adds one, removes one that is equal, or both.
+"""Merges tables without a key as a multiset of rows: a change adds a row, removes an equal one, or both.
 
 The merge itself knows keys alone, so each event of the log gets one, the row's id: the text of its sequence, whether it adds or
 removes, and a hash of the row's contents. The sink keeps it in the target, in the column `ROW_ID`. What is dead is remembered

@@ -1,4 +1,4 @@
-"""The texts of which the id of a row without a key is made: one of its sequence, and one of its contents."""
+"""Builds the id of a row without a key from its sequence and a hash of its contents."""
 
 from __future__ import annotations
 

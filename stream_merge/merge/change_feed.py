@@ -1,4 +1,4 @@
-"""Rows for the change data feed beside the rows of the table, in Delta's form: one frame with `_change_type`.
+"""Makes the rows of the change data feed in Delta's form, beside the rows of the table.
 
 A row with a null type is a row of the table; the others go to change files. Delta reads a commit's changes from its change
 files alone when it has any, so that all kinds must be written once one is.

@@ -1,4 +1,4 @@
-"""Rewrite the touched files: changed rows with their new values, all others as they were."""
+"""Copy-on-write: rewrites each touched file with its changed rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Append the source rows that match nothing; no row of the table changes."""
+"""Insert-only: appends the source rows that match nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine is given, what it returns, and the expressions that all of them share."""
+"""What an engine is given and returns, and the expressions that all engines share."""
 
 from __future__ import annotations
 

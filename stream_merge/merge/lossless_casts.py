@@ -1,4 +1,4 @@
-"""Values that a cast to the type of their target column would change without an error: 1.2345 in a DECIMAL(8, 2) is 1.23."""
+"""Refuses casts that would change a value without an error: 1.2345 in a DECIMAL(8, 2) is 1.23."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mark changed rows in deletion vectors and append their new versions; rows that do not change stay where they are."""
+"""Merge-on-read: marks changed rows in deletion vectors and appends their new versions."""
 
 from __future__ import annotations
 

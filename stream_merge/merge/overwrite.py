@@ -1,4 +1,4 @@
-"""Output mode Complete: the batch is the whole table, so every file goes and the batch comes."""
+"""Overwrite, for output mode Complete: replaces all files by the batch."""
 
 from __future__ import annotations
 

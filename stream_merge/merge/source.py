@@ -1,4 +1,4 @@
-"""The micro-batch as the merge takes it: one row per key where an order is given, numbered, kept, evaluated once."""
+"""The micro-batch as the source of a merge, with the ranges of its keys for file skipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MERGE statement that a sink stands for, as SQL text with places for its expressions."""
+"""Writes the MERGE statement of a sink as SQL text, with places for its expressions."""
 
 from __future__ import annotations
 

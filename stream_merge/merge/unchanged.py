@@ -1,4 +1,4 @@
-"""Which updates would leave their row as it is.
+"""Finds updates that would leave their row as it is.
 
 A row is unchanged when no reader could tell the new one from the old one. That is stricter than SQL's equality: -0.0 is
 another value than 0.0, and equal strings of a collation may differ in their bytes. NULL is NULL and NaN is NaN. What cannot

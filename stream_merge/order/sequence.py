@@ -1,4 +1,4 @@
-"""The order of changes: which change of a key is the newest, and where the target keeps the sequence of a row."""
+"""Chooses the newest change of each key, and decides which target columns hold a row's sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The changes of a micro-batch that set single columns, folded to one for each key: each column with its newest value."""
+"""Folds the changes of a key in a micro-batch to one, each column with its newest value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that get another key: the values that the change does not send are those of the row under its old key.
+"""Hands the values of a row's old key to its new key, where the change does not send them.
 
 A departure hands the values of its row on: as a change of the new key that gives values but no row (`IS_FILL`), and with its own
 tombstone, for an arrival that is not there yet.

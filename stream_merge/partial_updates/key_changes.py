@@ -1,4 +1,4 @@
-"""Rows that get another key: which of them lack values that they had under their old key, or may lack some.
+"""Finds rows that get another key and need values that they had under the old one.
 
 To a log such a change is two: a delete of the old key, the departure, and an upsert of the new one, the arrival. They may
 come in different batches, in either order. What a departure hands on is in `key_change_values`.

@@ -1,4 +1,4 @@
-"""Changes that set some columns of a row only: each column has the newest value that a change set.
+"""Keeps a row as last-writer-wins registers: each column has the newest value that a change set.
 
 A row's columns may then be older than the row. Which ones, and how old, is kept in a column of the target, so that a
 late change still sets the columns that no newer one has set. It is the rule of a map of last-writer-wins registers: the

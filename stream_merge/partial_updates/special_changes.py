@@ -1,4 +1,4 @@
-"""Changes that need steps of their own, and the columns that all steps of a batch add to it."""
+"""Counts the changes of a batch that need steps of their own: TRUNCATEs, moved keys, unsent values."""
 
 from __future__ import annotations
 

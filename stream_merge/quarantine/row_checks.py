@@ -1,4 +1,4 @@
-"""Why a source row cannot be merged: each check gives a reason, or NULL for the rows that pass."""
+"""Checks source rows: each check gives the reason why a row cannot be merged, or NULL."""
 
 from __future__ import annotations
 

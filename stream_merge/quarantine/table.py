@@ -1,4 +1,4 @@
-"""Rows that cannot be merged go to a Delta table of their own, with the reason, exactly once."""
+"""Appends rows that cannot be merged to a Delta table of their own, with the reason, exactly once."""
 
 from __future__ import annotations
 

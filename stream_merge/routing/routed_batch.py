@@ -1,4 +1,4 @@
-"""One micro-batch of many tables: find its sources, evaluate it once, merge table by table, tell what failed."""
+"""Merges one micro-batch into many tables: evaluates it once, merges table by table, reports failures."""
 
 from __future__ import annotations
 

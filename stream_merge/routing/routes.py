@@ -1,4 +1,4 @@
-"""From the name of a source to the sink that takes its rows: by the name, by a pattern, or by a function."""
+"""Finds the sink of a source by its name, by a pattern, or by a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletion vectors in Delta's format, made on the driver without a call into the JVM for each file.
+"""Reads and writes deletion vectors in Delta's format, on the driver, without a call into the JVM per file.
 
 The format is that of the Delta protocol ("Deletion Vectors", "Deletion Vector Format"): a 64-bit Roaring bitmap in the
 portable serialisation behind a magic number, in a file that the vectors of one commit share. The log itself could hold small

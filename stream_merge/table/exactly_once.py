@@ -1,4 +1,4 @@
-"""Exactly once: whether a batch is in the table already, and what came of a commit that failed."""
+"""Exactly once: decides whether a batch is in the table, also after a commit that failed."""
 
 from __future__ import annotations
 

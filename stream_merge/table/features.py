@@ -1,4 +1,4 @@
-"""Which features of a Delta table the sink maintains; any other is refused by name before anything is written."""
+"""Names the table features that the sink maintains; all others are refused before anything is written."""
 
 from __future__ import annotations
 

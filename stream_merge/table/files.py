@@ -1,4 +1,4 @@
-"""The active files of a table version, kept from batch to batch, and which of them a batch can match.
+"""Keeps the active files of a table from version to version, and skips those that a batch cannot match.
 
 Delta answers both questions with Spark jobs over the table's state, whose cost is that of the table. A stream asks
 after every batch, when nearly nothing has changed: what the commits since say is enough.

@@ -1,4 +1,4 @@
-"""Which of Delta's log stores keep the commits of several writers apart."""
+"""Names the Delta log stores that keep the commits of several writers apart."""
 
 from __future__ import annotations
 

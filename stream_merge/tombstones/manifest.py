@@ -1,4 +1,4 @@
-"""What the sink remembers of deleted keys, so that an older change that comes late does not bring a row back.
+"""Stores deleted keys and their sequences, so that a late change brings no row back.
 
 A tombstone is the key and the sequence of a delete. Tombstones lie in Parquet files under the table's `_stream_merge/`,
 which VACUUM passes over; the commit that deletes the rows names the files in a metadata domain of the table, so that rows and

@@ -1,4 +1,4 @@
-"""Which remembered deletes a batch can be older than: mostly few or none, since changes come nearly in order."""
+"""Decides which tombstone files a batch has to read: mostly none, since changes come nearly in order."""
 
 from __future__ import annotations
 

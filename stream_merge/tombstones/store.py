@@ -1,4 +1,4 @@
-"""What a table remembers of its changes: the state that a version has, also after a RESTORE or a REPLACE of the table."""
+"""Loads and writes the tombstones of a table version, also after RESTORE or REPLACE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of tables in a catalog that forgets them: Spark's own, in memory, unless a metastore is configured."""
+"""Refuses names in a catalog that forgets them: Spark's own, in memory, when no metastore is configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the checkpoint of a pipeline can be written, and belongs to its source."""
+"""Checks that a pipeline's checkpoint can be written and belongs to its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stream-merge explain`: how the rows of a source would be merged into each table, and why, without writing anything."""
+"""`stream-merge explain`: says how a source's rows would be merged into each table, without writing."""
 
 from __future__ import annotations
 

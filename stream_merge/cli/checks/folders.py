@@ -1,4 +1,4 @@
-"""Folders of this machine that a pipeline is to write to."""
+"""Checks the local folders that a pipeline is to write to."""
 
 from __future__ import annotations
 

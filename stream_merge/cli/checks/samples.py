@@ -1,4 +1,4 @@
-"""A few rows of each source of a pipeline, read once."""
+"""Reads a few rows of each source of a pipeline, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the source of a pipeline is there and can be read as the file says."""
+"""Checks that a pipeline's source exists and can be read as the file says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the rows of a pipeline's source can be merged into its tables, found out with some rows and without writing."""
+"""Checks with a few rows, without writing, that a source can be merged into its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline as a whole: its file against the library, and with Spark against source, tables and checkpoint."""
+"""`stream-merge validate`: checks the file, and with Spark the source, the tables and the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths of time as a pipeline file writes them."""
+"""Parses the durations that a pipeline file has."""
 
 from __future__ import annotations
 

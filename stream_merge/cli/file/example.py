@@ -1,4 +1,4 @@
-"""The example with which a pipeline file begins."""
+"""Writes the example with which a pipeline file begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline file: a line, an option, and a sentence."""
+"""A fault of a pipeline file: the line, the option and a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a pipeline file to a pipeline: TOML, the environment, the models, and every fault with its line at once."""
+"""Loads a pipeline file: TOML, environment variables, the models, and all faults with their lines at once."""
 
 from __future__ import annotations
 

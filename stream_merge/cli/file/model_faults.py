@@ -1,4 +1,4 @@
-"""The faults that pydantic's models find, in sentences without its jargon, at the place where the file has them."""
+"""Turns the errors of pydantic's models into plain sentences with the place in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of a pipeline file that lie between its options, as far as they show without Spark."""
+"""Checks the options of a pipeline file against each other, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a TOML text a value stands; the parser of the standard library does not tell."""
+"""Finds the line of each value of a TOML text, which the standard library's parser does not tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference documents, made from the code: `python -m stream_merge.cli.file.reference docs`."""
+"""Makes the reference documents from the code: `python -m stream_merge.cli.file.reference docs`."""
 
 from __future__ import annotations
 

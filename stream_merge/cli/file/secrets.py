@@ -1,4 +1,4 @@
-"""Values that a pipeline file takes from the environment, and how they are kept out of everything that is shown."""
+"""Takes values from the environment, and keeps them out of everything that is shown."""
 
 from __future__ import annotations
 

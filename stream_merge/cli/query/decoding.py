@@ -1,4 +1,4 @@
-"""From the records of one source to the rows that its sink merges, as the section `[decode]` says."""
+"""Decodes the records of a source into the rows that its sink merges, as `[decode]` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Maven coordinates that a pipeline needs, for the Spark and the Delta Lake that are installed."""
+"""The Maven coordinates that a pipeline needs, for the installed Spark and Delta Lake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the section `[source]` to Spark's readers, and what can be found out about a source before Spark runs."""
+"""Turns `[source]` into Spark's readers, and checks what can be checked before Spark runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark, Kafka's client and Delta say of a failure, in one sentence."""
+"""Says in one sentence what Spark, Kafka's client or Delta say of a failure."""
 
 from __future__ import annotations
 

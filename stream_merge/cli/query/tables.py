@@ -1,4 +1,4 @@
-"""From the sections `[[tables]]` to sinks: one sink, or a router, with the decoding before it."""
+"""Turns `[[tables]]` into one sink or a router, with the decoding in front."""
 
 from __future__ import annotations
 

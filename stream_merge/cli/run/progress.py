@@ -1,4 +1,4 @@
-"""How a running pipeline stands: fed with the results of merges and with the query's progress, read by whoever shows it.
+"""The progress of a running pipeline, from the results of merges and the query's own progress.
 
 Needs no Spark. Results come in the threads of the tables, so every access is under one lock; what is read is a copy.
 """

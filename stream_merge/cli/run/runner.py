@@ -1,4 +1,4 @@
-"""Runs the query of a pipeline: starts it, watches it, starts it again after failures that pass, and stops it between batches."""
+"""Runs a pipeline's query: starts it, watches it, restarts it after transient failures, stops it between batches."""
 
 from __future__ import annotations
 

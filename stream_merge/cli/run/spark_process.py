@@ -1,4 +1,4 @@
-"""The process of Spark's JVM while it starts: deaf to SIGTERM, and gone when the start is cut off."""
+"""Starts Spark's JVM so that it ignores SIGTERM, and ends it when the start is cut off."""
 
 from __future__ import annotations
 

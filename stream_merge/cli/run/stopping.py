@@ -1,4 +1,4 @@
-"""How a pipeline is stopped: signals that are taken note of, and the gate that a micro-batch goes through."""
+"""Stops a pipeline: signals, and the gate that each micro-batch passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commits of a table as DESCRIBE HISTORY tells of them, and several merges in a row."""
+"""Reads the commits of a table from DESCRIBE HISTORY, and adds up several merges."""
 
 from __future__ import annotations
 

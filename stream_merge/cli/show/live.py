@@ -1,4 +1,4 @@
-"""The pipeline on a terminal: a line of what holds for all, a table with a row for each target, the last trouble; or log lines."""
+"""Shows a running pipeline on a terminal: totals, a row for each target, the last trouble; or log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where log records of a command go, and in which form: never with a secret, and with a stack trace only for `debug`."""
+"""Sets up logging of a command: without secrets, and with stack traces for `debug` only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stream-merge status --plot`: batch time, rows and delay over time, as a picture or a page of its own."""
+"""`stream-merge status --plot`: batch time, rows and delay over time, as a picture or a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline's metrics for Prometheus, in a registry of their own, at an HTTP endpoint that is closed when the pipeline ends.
+"""Serves the pipeline's metrics to Prometheus, from a registry of its own, until the pipeline ends.
 
 Every metric has the label `pipeline`. Counters are those of the merges since the command was started.
 """

@@ -1,4 +1,4 @@
-"""What a table tells of the stream that writes it: its commits, its files, and the deletes that it remembers."""
+"""Reads the state of a stream from the table that it writes: commits, files and remembered deletes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stream-merge status` on a terminal, laid out for 80 columns and wider."""
+"""Shows `stream-merge status` on a terminal of 80 columns or more."""
 
 from __future__ import annotations
 

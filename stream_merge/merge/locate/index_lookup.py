@@ -1,4 +1,4 @@
-"""Look the batch's keys up in the index instead of in the files; only files the index has not seen are read.
+"""Looks up the batch's keys in the index, and reads only files that the index has not seen.
 
 Where the order of changes counts, a row of the table may be newer than its change. The index has the newest sequence of each
 file: matches in files whose newest is no newer than the change are settled, and the other files are read.

@@ -1,4 +1,4 @@
-"""Sequences as values that the driver compares as Spark would, for the index, which does without the rows of the table."""
+"""Makes sequences comparable on the driver, as Spark compares them, for the key index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each key is: a cache on the driver, so that a batch is looked up without reading the table.
+"""The key index: a cache on the driver that knows the file and position of each key.
 
 Keys are kept as 128 bits with file and position, 24 bytes a row, sorted, in a few segments like a log-structured merge tree's;
 of a file, where the order of changes counts, the newest sequence. Rows that a deletion vector marks stay in until their file goes:

@@ -1,4 +1,4 @@
-"""Pairs of a target row and a source row on the driver, where a batch is small enough that all of its pairs come there."""
+"""Collects the matches of a small batch on the driver, as pairs of a target row and a source row."""
 
 from __future__ import annotations
 

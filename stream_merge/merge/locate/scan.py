@@ -1,4 +1,4 @@
-"""Which rows of which files match: one join of the candidate files with the batch, executed once.
+"""Finds the matching rows of the candidate files by one join with the batch, executed once.
 
 The target is always the streamed side and the batch the broadcast one. Delta's MERGE needs an outer join that keeps the
 source's unmatched rows, and so shuffles the table; here they are found afterwards as the batch's rows whose number is not
