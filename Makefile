@@ -19,7 +19,8 @@ help: ## List the targets
 demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and compare them with the database
 	$(VENV)/bin/python -m demo $(ARGS)
 
-test: $(VENV)/.installed-test ## Run all tests on the newest supported Spark and Delta
+test: $(VENV)/classes.jsa ## Run all tests on the newest supported Spark and Delta
+	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS -XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa -Xlog:cds=off" \
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
@@ -47,6 +48,10 @@ $(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | java
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517 \
 		--constraint $(CONSTRAINTS) --editable ".[spark,cli,$*]"
 	@touch $@
+
+# Without the archive JVMs take longer to start, and that is all.
+$(VENV)/classes.jsa: $(VENV)/.installed-test
+	@$(VENV)/bin/python -m tests.class_archive "$(CURDIR)/$@" >/dev/null 2>&1 || touch $@
 
 java: python
 	@$(PYTHON) -I stream_merge/java.py "$$(sed -n 's/^pyspark==//p' $(CONSTRAINTS))"
