@@ -1,4 +1,4 @@
-"""Tables that a sink is to create, where a process that died or a disk that was full has left the folder of a log without a commit."""
+"""Tables that a sink is to create where a process that died, or a full disk, has left the folder of a log without a commit."""
 
 from __future__ import annotations
 
