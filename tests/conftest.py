@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from stream_merge import steps
+from stream_merge.sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -208,7 +209,7 @@ def create_table(spark: SparkSession, tmp_path: Path, append_rows: Callable[...,
         statement = f"CREATE TABLE delta.`{path}` ({schema}) USING delta"
         for words, columns in (("PARTITIONED BY", partition_by), ("CLUSTER BY", cluster_by)):
             if columns:
-                statement += f" {words} ({', '.join(f'`{column}`' for column in columns)})"
+                statement += f" {words} ({', '.join(map(quote, columns))})"
         pairs = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
         spark.sql(f"{statement} TBLPROPERTIES ({pairs})")
         if rows:

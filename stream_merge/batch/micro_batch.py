@@ -282,15 +282,14 @@ class MicroBatch:
                     break
                 before, earlier = transaction, self.memory
                 with self.timer.phase("open"):
-                    transaction = table.begin()
-                    if self.commit.is_applied(transaction):
+                    opened = self._begin_again(table, before)
+                    if opened is None:
                         version = None
                         break
-                    folded = intake.partial
+                    transaction, folded = opened, intake.partial
                     is_rearranged = intake.depends_on_columns and before.schema != transaction.schema
                     if is_rearranged:
                         # Another sink may have added its columns, which this one has to keep as well.
-                        self.had_registers = has_column_sequences(transaction)
                         intake.arrange(transaction)
                         clauses = checked_clauses(intake.ordered)
                     self.memory = self._recall(table, transaction)
@@ -314,6 +313,18 @@ class MicroBatch:
                     is_same = False
                 written = staged.reusable if is_same else None
         return self._committed(plan, version, counts, resolved, staged.locator, str(transaction.metadata["id"]))
+
+    def _begin_again(self, table: Table, before: Transaction) -> Transaction | None:
+        """Open the table for another attempt, with all that the sink needs to keep order; None if it has the batch by now."""
+        transaction = table.begin()
+        if self.commit.is_applied(transaction):
+            return None
+        if (before.schema, before.protocol) == (transaction.schema, transaction.protocol):
+            return transaction
+        # A RESTORE takes away what the sink has added since, its columns and maybe the table feature.
+        self.had_registers = has_column_sequences(transaction)
+        anew = prepare_target(self.config, self.frame, table, transaction)
+        return None if anew is not transaction and self.commit.is_applied(anew) else anew
 
     def _takes_over(self, earlier: ChangeMemory | None, *, is_refolded: bool) -> bool:
         """Return whether what was found with the deletes of the earlier version holds with those of this one."""

@@ -231,7 +231,7 @@ class Intake:
     def _rows_of(
         self,
         keys: DataFrame,
-        bounds: Sequence[tuple[Any, Any]] | None,
+        bounds: Sequence[tuple[Any, Any, int]] | None,
         resolved: ResolvedMerge,
         transaction: Transaction,
         files: TableFiles,
@@ -240,7 +240,9 @@ class Intake:
         names = self.ordered.keys
         ranges = [] if bounds is None else key_ranges_of(names, bounds, resolved.key_pairs, transaction.schema)
         rows = _rows_in(ranges, resolved, transaction, files)
-        is_same = [rows[quote(name)] == keys["key"][f"k{number}"] for number, name in enumerate(names)]
+        pairs = [(rows[quote(name)], keys["key"][f"k{number}"]) for number, name in enumerate(names)]
+        is_null_safe = self.ordered.null_keys == "match"
+        is_same = [one.eqNullSafe(other) if is_null_safe else one == other for one, other in pairs]
         found = rows.join(keys, is_same, "left_semi")
         # The table may be large: it is read in as many tasks as it takes, whatever reads these rows.
         return found.repartition(1) if self.moves is not None and self.moves.is_small else found

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import AtomicType, DataType, NullType, StringType, StructType
+from pyspark.sql.types import AtomicType, DataType, MapType, NullType, StringType, StructType
 
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
+from stream_merge.errors import UnsupportedTableError
 from stream_merge.keyless.multiset import with_row_ids
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import in_type_of_target, stored_in, with_sequence
@@ -55,22 +56,61 @@ def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) ->
     return missing
 
 
+def outgrown_sequences(config: SinkConfig, batch: DataFrame, schema: StructType) -> dict[str, str]:
+    """Return path and new type of what is too narrow in `COLUMN_SEQUENCES`, because the sequence of the table was widened.
+
+    Args:
+        config: The sink as the user configured it.
+        batch: The batch as it arrived.
+        schema: The target's.
+    """
+    if not config.keeps_order or config.before is not None or COLUMN_SEQUENCES not in schema.names:
+        return {}
+    columns = stored_in(config.sequence_parts, batch.columns, schema.names)
+    kept = schema[COLUMN_SEQUENCES].dataType
+    if columns == (SEQUENCE,) and SEQUENCE not in schema.names:
+        return {}
+    assert isinstance(kept, MapType)
+    return dict(_other_types(f"{COLUMN_SEQUENCES}.value", kept.valueType, sequence_struct(schema, columns)))
+
+
+def _other_types(path: str, kept: DataType, wanted: DataType) -> Iterator[tuple[str, str]]:
+    if isinstance(kept, StructType) and isinstance(wanted, StructType):
+        for one, other in zip(kept.fields, wanted.fields, strict=False):
+            yield from _other_types(f"{path}.{one.name}", one.dataType, other.dataType)
+    elif kept != wanted:
+        yield path, wanted.simpleString()
+
+
 def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
     """Give a target what the sink needs to keep order, columns and table feature each in a commit before the first batch.
 
     Returns:
         The transaction, opened anew when something was changed.
+
+    Raises:
+        UnsupportedTableError: The sequence was widened, and the table property that allows it was taken away since.
     """
-    missing = missing_columns(config, batch, StructType.fromJson(transaction.schema))
+    schema = StructType.fromJson(transaction.schema)
+    missing = missing_columns(config, batch, schema)
     if missing:
         table.add_columns(missing)
         reached("columns_added")
+    outgrown = outgrown_sequences(config, batch, schema)
+    if outgrown and transaction.properties.get("delta.enableTypeWidening", "false").lower() != "true":
+        raise UnsupportedTableError(
+            f"{table.name}: the sequence has a wider type than what is remembered of single columns, in {COLUMN_SEQUENCES}. "
+            "Set the table property delta.enableTypeWidening, so that the sink can widen it"
+        )
+    for path, sql_type in outgrown.items():
+        logger.info("%s: widening %s to %s, as the sequence was", table.name, path, sql_type)
+        table.widen_column(path, sql_type)
     lacks_feature = config.keeps_tombstones and FEATURE not in (transaction.protocol.get("writerFeatures") or [])
     if lacks_feature:
         logger.info("%s: adding the table feature %s, in which deletes are remembered", table.name, FEATURE)
         table.enable_feature(FEATURE)
         reached("feature_added")
-    return table.begin() if missing or lacks_feature else transaction
+    return table.begin() if missing or outgrown or lacks_feature else transaction
 
 
 def prepared(config: SinkConfig, batch: DataFrame, written: DataFrame) -> tuple[DataFrame, Mapping[str, str]]:

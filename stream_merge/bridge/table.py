@@ -149,6 +149,13 @@ class Table:
         except JVM_ERRORS as error:
             raise translate(error) from error
 
+    def widen_column(self, path: str, sql_type: str) -> None:
+        """Give a column, or a part of one, a wider type, in a commit of its own; `path` is as SQL has it."""
+        try:
+            self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} CHANGE COLUMN {path} TYPE {sql_type}")
+        except JVM_ERRORS as error:
+            raise translate(error) from error
+
     def read_commit(self, version: int) -> list[dict[str, Any]]:
         """Return the actions of a commit that lies in the log's folder; read once, since several parts of a merge look at it.
 

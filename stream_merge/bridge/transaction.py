@@ -182,8 +182,10 @@ class Transaction:
         in_list = java_class(jvm, "org.apache.spark.sql.catalyst.expressions.In")
         predicates = []
         for name, values in (partition_values or {}).items():
-            # The conflict checker finds the column by its name; resolved or not makes no difference to it.
-            column = java_class(jvm, "org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute")(seq(jvm, [name]))
+            # The conflict checker finds the column by its name; resolved or not makes no difference to it. Before, it takes a
+            # backtick from either end, which Spark puts there for names with a dot alone.
+            quoted = name if "." in name else f"`{name}`"
+            column = java_class(jvm, "org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute")(seq(jvm, [quoted]))
             predicates.append(in_list(column, seq(jvm, [self._literal(value) for value in values])))
         if predicates:
             self.handle.trackReadPredicates(seq(jvm, predicates), True, True)

@@ -6,6 +6,8 @@ dates, so that they sort rightly and are no other value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stream_merge.debezium.spelling import let
 
 UNITS = {
@@ -17,6 +19,12 @@ UNITS = {
     "NanoTime": "ns",
 }
 """The units of the semantic types that are integers; Kafka Connect's own types of these names are in milliseconds too."""
+
+_INFINITE = {
+    "ms": ("9223372036825200, 9223372036825200000", "-9223372036832400, -9223372036832400000"),
+    "us": ("9223372036825200000", "-9223372036832400000"),
+}
+"""java.sql's infinity, 9223372036825200000 in microseconds, whatever that would be in milliseconds; all others are moments."""
 
 _LAST_MICROS = "9223372036854775807L"
 _FIRST_MICROS = "(-9223372036854775807L - 1L)"
@@ -54,12 +62,13 @@ def timestamp_ntz(raw: str, unit: str | None, *, default_unit: str) -> str:
 
 def timestamp_text(raw: str, unit: str) -> str:
     """Return SQL for an integer's point in time as ISO 8601 without a zone."""
-    return let(
-        _micros(raw, unit),
-        lambda micros: (
-            f"CASE {micros} WHEN {_LAST_MICROS} THEN 'infinity' WHEN {_FIRST_MICROS} THEN '-infinity' "
-            f"ELSE replace(CAST({_ntz(micros)} AS STRING), ' ', 'T') END"
-        ),
+    # Not by the microseconds, of which the last and the first are moments, too.
+    return _point_in_time(
+        raw,
+        unit,
+        last="'infinity'",
+        first="'-infinity'",
+        finite=lambda micros: f"replace(CAST({_ntz(micros)} AS STRING), ' ', 'T')",
     )
 
 
@@ -91,13 +100,18 @@ def time_text(raw: str, unit: str) -> str:
         part = "lpad(CAST({} AS STRING), {}, '0')"
         absolute = f"abs({micros})"
         hours = f"CAST({absolute} DIV 3600000000 AS STRING)"
+        # The first number has no absolute value.
         return (
+            f"CASE WHEN {micros} > {_FIRST_MICROS} THEN "
             f"concat(IF({micros} < 0, '-', ''), lpad({hours}, greatest(length({hours}), 2), '0'), ':', "
             f"{part.format(f'{absolute} DIV 60000000 % 60', 2)}, ':', {part.format(f'{absolute} DIV 1000000 % 60', 2)}, '.', "
-            f"{part.format(f'{absolute} % 1000000', 6)})"
+            f"{part.format(f'{absolute} % 1000000', 6)}) END"
         )
 
-    return f"CASE WHEN {raw} RLIKE {_INTEGER} THEN {let(_micros(raw, unit), clock)} ELSE {raw} END"
+    def of_number(value: str) -> str:
+        return let(_scaled(value, unit), clock)
+
+    return f"CASE WHEN {raw} RLIKE {_INTEGER} THEN {let(f'try_cast({raw} AS BIGINT)', of_number)} ELSE {raw} END"
 
 
 def _date_of_days(days: str) -> str:
@@ -120,21 +134,44 @@ def _ntz(micros: str) -> str:
 
 
 def _micros(raw: str, unit: str) -> str:
-    """Return SQL for an integer in microseconds.
+    """Return SQL for an integer in microseconds, infinity as their last and first; NULL where these cannot hold it."""
+    return _point_in_time(raw, unit, last=_LAST_MICROS, first=_FIRST_MICROS, finite=lambda micros: micros)
 
-    Infinity is java.sql's: 9223372036825200000 in microseconds, whatever that would be in milliseconds.
+
+def _point_in_time(raw: str, unit: str, *, last: str, first: str, finite: Callable[[str], str]) -> str:
+    """Return SQL for an integer's point in time.
+
+    Args:
+        raw: SQL for the integer as text.
+        unit: Its unit.
+        last: What infinity is.
+        first: What minus infinity is.
+        finite: Gives SQL for any other point, of its microseconds.
     """
-    last, first = {
-        "ms": ("9223372036825200", "-9223372036832400"),
-        "us": ("9223372036825200000", "-9223372036832400000"),
-        "ns": ("9223372036854775807", "-9223372036854775807"),
-    }[unit]
 
-    def scaled(value: str) -> str:
-        finite = {"ms": f"{value} * 1000", "us": value, "ns": f"({value} - pmod({value}, 1000)) DIV 1000"}[unit]
-        return f"CASE WHEN {value} >= {last} THEN {_LAST_MICROS} WHEN {value} <= {first} THEN {_FIRST_MICROS} ELSE {finite} END"
+    def of_number(value: str) -> str:
+        point = finite(_scaled(value, unit))
+        if unit not in _INFINITE:
+            return point
+        infinity, minus_infinity = _INFINITE[unit]
+        return f"CASE WHEN {value} IN ({infinity}) THEN {last} WHEN {value} IN ({minus_infinity}) THEN {first} ELSE {point} END"
 
-    return let(f"try_cast({raw} AS BIGINT)", scaled)
+    return let(f"try_cast({raw} AS BIGINT)", of_number)
+
+
+def _scaled(value: str, unit: str) -> str:
+    """Return SQL for a number in microseconds; NULL where a BIGINT of these cannot hold it.
+
+    The ends of a BIGINT of nanoseconds stand for every moment beyond them: there Java's conversion of a connector stops.
+    """
+    match unit:
+        case "ms":
+            return f"CASE WHEN {value} BETWEEN -9223372036854775 AND 9223372036854775 THEN {value} * 1000 END"
+        case "ns":
+            floor = f"{value} DIV 1000 - IF({value} % 1000 < 0, 1, 0)"
+            return f"CASE WHEN {value} NOT IN ({_LAST_MICROS}, {_FIRST_MICROS}) THEN {floor} END"
+        case _:
+            return value
 
 
 def _timestamp_of_text(raw: str) -> str:

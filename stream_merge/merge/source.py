@@ -97,19 +97,19 @@ def key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRa
 
 
 def key_ranges_of(
-    keys: Sequence[str], bounds: Sequence[tuple[Any, Any]], pairs: Sequence[KeyPair], schema: Mapping[str, Any]
+    keys: Sequence[str], bounds: Sequence[tuple[Any, Any, int]], pairs: Sequence[KeyPair], schema: Mapping[str, Any]
 ) -> list[KeyRange]:
     """Return what some keys can match.
 
     Args:
         keys: The key columns.
-        bounds: Smallest and largest value of each, without NULL.
+        bounds: Smallest and largest value of each, and number of nulls.
         pairs: The equalities of the merge condition.
         schema: The table's schema.
     """
     of_key = dict(zip((key.lower() for key in keys), bounds, strict=True))
     return [
-        key_range(pair, (*of_key[pair.source.lower()], 0, None), schema)
+        key_range(pair, (*of_key[pair.source.lower()], None), schema)
         for pair in pairs
         if is_prunable(pair.type_name) and pair.source.lower() in of_key
     ]

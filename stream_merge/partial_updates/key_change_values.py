@@ -40,7 +40,7 @@ def followed_moves(
     config: SinkConfig,
     partial: PartialUpdates,
     *,
-    read_target: Callable[[DataFrame, Sequence[tuple[Any, Any]] | None], DataFrame],
+    read_target: Callable[[DataFrame, Sequence[tuple[Any, Any, int]] | None], DataFrame],
     left: Callable[[], DataFrame | None],
     lacking: Callable[[], DataFrame | None],
     dead: Callable[[], DataFrame | None],

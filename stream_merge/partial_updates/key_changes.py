@@ -39,8 +39,8 @@ class Moves:
         num_departures: How many.
         num_lacking: How many arrivals lack values.
         num_steps: How many pairs there are of a departure and a later one of the same row from its new key.
-        bounds: Smallest and largest value of each key column that departures leave or go to; None for types whose bounds are not
-            compared.
+        bounds: Smallest and largest value of each key column that departures leave or go to, None for types whose bounds are not
+            compared; and number of nulls.
         is_small: Whether the batch is so small that one task is done with it before others would have begun. A job takes longer
             then than what it does, so that there should be few.
     """
@@ -50,7 +50,7 @@ class Moves:
     num_departures: int
     num_lacking: int
     num_steps: int
-    bounds: Sequence[tuple[Any, Any]]
+    bounds: Sequence[tuple[Any, Any, int]]
     is_small: bool
 
     @property
@@ -153,7 +153,9 @@ def find_moves(
             num_departures=found["departures"],
             num_lacking=found["lacking"],
             num_steps=found["steps"],
-            bounds=[(found.get(f"low_{i}"), found.get(f"high_{i}")) for i in range(len(config.keys))],
+            bounds=[
+                (found.get(f"low_{i}"), found.get(f"high_{i}"), found[f"nulls_{i}"]) for i in range(len(config.keys))
+            ],
             is_small=is_small,
         )
 
@@ -175,6 +177,10 @@ def _counted(
         if is_prunable(types[i])
         for name, aggregate, of_both in (("low", F.min, F.least), ("high", F.max, F.greatest))
     ]
+    nulls = [
+        F.count_if(departs & (F.col(f"from.k{i}").isNull() | F.col(f"to.k{i}").isNull())).alias(f"nulls_{i}")
+        for i in range(len(config.keys))
+    ]
     counts = [
         F.count_if(departs).alias("departures"),
         F.count_if(~departs).alias("lacking"),
@@ -182,7 +188,7 @@ def _counted(
     ]
     departures = _departures(needy, is_small=is_small)
     steps = next_steps(departures, departures, is_small=is_small).agg(F.count(F.lit(1)).alias("steps"))
-    of_moves, of_steps = summaries(needy.agg(*counts, *ends), steps)
+    of_moves, of_steps = summaries(needy.agg(*counts, *nulls, *ends), steps)
     return of_moves.asDict() | of_steps.asDict()
 
 

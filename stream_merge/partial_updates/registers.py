@@ -269,9 +269,10 @@ def find_partial_updates(
         written &= {field.name.lower() for field in target}
     columns = tuple(f.name for f in batch if f.name.lower() in written - fixed)
     unwritten = tuple(f.name for f in target if f.name.lower() not in {*written, *fixed} and not _is_generated(f))
-    leaves_out = bool(config.columns and unwritten)
-    is_partial = config.unchanged_columns is not None or bool(config.ignores_nulls_of(columns))
     is_kept_up = COLUMN_SEQUENCES in [field.name for field in target]
+    # With schema evolution a batch may lack columns, whatever the options are.
+    leaves_out = bool(unwritten and (config.columns or is_kept_up))
+    is_partial = config.unchanged_columns is not None or bool(config.ignores_nulls_of(columns))
     if not is_partial and (sequence is None or not (leaves_out or is_kept_up)):
         return None
     generated = [field.name for field in target if _is_generated(field)]

@@ -7,12 +7,14 @@ after every batch, when nearly nothing has changed: what the commits since say i
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 MAX_REPLAYED_COMMITS = 50
 """After more commits by others the list is taken anew instead."""
@@ -21,6 +23,9 @@ _LAST_LOCAL_MEAN_TIME = datetime(1973, 1, 1, tzinfo=timezone.utc)
 """From here on the offset of every time zone is one of whole minutes: Liberia's was the last that was not."""
 
 _CUT_OFFSET = timedelta(minutes=1)
+
+_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_NO_AUTHORITY = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):///")
 
 INTEGER_TYPES = ("tinyint", "smallint", "int", "bigint")
 
@@ -211,6 +216,7 @@ class TableFiles:
     table_id: str = ""
     version: int = -1
     _files: dict[str, DataFile] = field(default_factory=dict)
+    _by_name: dict[str, DataFile] | None = None
 
     def advance(
         self,
@@ -229,6 +235,8 @@ class TableFiles:
             load: Gives all AddFiles of the version.
         """
         behind = version - self.version
+        if behind or table_id != self.table_id:
+            self._by_name = None
         if table_id == self.table_id and self.version >= 0 and 0 <= behind <= MAX_REPLAYED_COMMITS:
             try:
                 for number in range(self.version + 1, version + 1):
@@ -280,7 +288,25 @@ class TableFiles:
         for path in _log_paths(uri, root):
             if path in self._files:
                 return self._files[path]
-        raise KeyError(uri)
+        # Other writers escape other characters than Spark does: + as %2B, and all that is not ASCII.
+        if self._by_name is None:
+            self._by_name = {_full_name(path, root): file for path, file in self._files.items()}
+        return self._by_name[_full_name(uri, root)]
+
+
+def _full_name(path: str, root: str) -> str:
+    """Return the full name of a file, in which nothing is escaped.
+
+    Args:
+        path: The file's path as in the log, or a URI.
+        root: The table's folder as a URI.
+    """
+    if path.startswith("/"):
+        scheme, authority, *_ = urlsplit(root)
+        path = f"{scheme}://{authority}{path}"
+    elif not _HAS_SCHEME.match(path):
+        path = f"{root.rstrip('/')}/{path}"
+    return unquote(_NO_AUTHORITY.sub(r"\1:/", path))
 
 
 def _log_paths(uri: str, root: str) -> Iterable[str]:

@@ -110,7 +110,9 @@ class ChangeMemory:
         now = now_ms()
         older = self.state.older_columns
         if older is not None and partial is not None:
-            older = tuple(sorted({*older, *(name.lower() for name in partial.columns)}))
+            # What the sink never writes is older than the rows that it writes.
+            left_alone = partial.unwritten if partial.is_always else ()
+            older = tuple(sorted({*older, *(name.lower() for name in (*partial.columns, *left_alone))}))
 
         def maintained(remembered: Sequence[TombstoneFile]) -> tuple[TombstoneState, int]:
             files = (*remembered, *self._moved, *([self._written] if self._written else []))

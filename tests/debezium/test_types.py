@@ -203,6 +203,46 @@ def test_infinite_dates_and_timestamps_sort_last_and_first_and_are_no_other_valu
     }
 
 
+def test_points_in_time_at_the_ends_of_a_bigint_are_neither_wrapped_nor_infinite(spark):
+    ends = {
+        "Timestamp": (-(2**63) // 1000 + 1, 2**63 // 1000, 9223372036825201, -9223372036832401),
+        "MicroTimestamp": (-(2**63), 2**63 - 1, 9223372036825200001, -9223372036832400001),
+        "NanoTimestamp": (-(2**63) + 1, 2**63 - 2, -(2**63) + 808, 2**63 - 808),
+    }
+    micros_of = {"Timestamp": lambda n: n * 1000, "MicroTimestamp": lambda n: n, "NanoTimestamp": lambda n: n // 1000}
+    cases = [(kind, value) for kind, values in ends.items() for value in values]
+    fields = {f"x{n}": Field("TIMESTAMP", kind) for n, (kind, _) in enumerate(cases)}
+    fields |= {f"n{n}": Field("TIMESTAMP_NTZ", kind) for n, (kind, _) in enumerate(cases)}
+    fields |= {f"t{n}": Field("STRING", kind) for n, (kind, _) in enumerate(cases)}
+    message = envelope("c", {"id": 1, **{f"{name}{n}": value for n, (_, value) in enumerate(cases) for name in "xnt"}})
+    decoded = changes(frame_of(spark, record({"id": 1}, message)), {"id": "INT", **fields}, ["id"])
+    micros = [F.unix_micros(f"x{n}").alias(f"m{n}") for n in range(len(cases))]
+    texts = [F.col(f"n{n}").cast("string").alias(f"n{n}") for n in range(len(cases))]
+    plain = [F.col(f"x{n}").cast("string").alias(f"x{n}") for n in range(len(cases))]
+    row = decoded.select(*micros, *texts, *plain, *[f"t{n}" for n in range(len(cases))], "_change.error").first()
+    assert row["error"] is None
+    for n, (kind, value) in enumerate(cases):
+        assert row[f"m{n}"] == micros_of[kind](value), (kind, value)
+        assert row[f"n{n}"] == row[f"x{n}"], (kind, value)
+        assert row[f"t{n}"] == row[f"x{n}"].replace(" ", "T"), (kind, value)
+
+
+@pytest.mark.parametrize("sql_type", ["TIMESTAMP", "TIMESTAMP_NTZ", "STRING"])
+def test_points_in_time_that_no_type_holds_are_errors(spark, sql_type):
+    # What stands at the ends of nanoseconds is where a connector's conversion stopped, from any moment beyond.
+    check_misfits(
+        spark,
+        (Field(sql_type, "Timestamp"), 2**63 // 1000 + 1),
+        (Field(sql_type, "Timestamp"), -(2**63) // 1000),
+        (Field(sql_type, "Timestamp"), 2**63 - 1),
+        (Field(sql_type, "Timestamp"), -(2**63)),
+        (Field(sql_type, "NanoTimestamp"), 2**63 - 1),
+        (Field(sql_type, "NanoTimestamp"), -(2**63)),
+        (Field(sql_type, "MicroTimestamp"), 2**63),
+    )
+    check_misfits(spark, (Field("STRING", "MicroTime"), -(2**63)), (Field("STRING", "Time"), 2**63 - 1))
+
+
 def test_times_of_day_are_text_that_reads_as_a_time(spark):
     check(
         spark,

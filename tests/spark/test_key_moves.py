@@ -215,6 +215,68 @@ class TestOneMove:
         assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b1")]
 
 
+class TestKeysWithNull:
+    """`null_keys="match"`: NULL equals NULL, for rows that get another key too."""
+
+    @pytest.mark.parametrize("partition_by", [(), ("Part 2",)], ids=["plain", "partitioned"])
+    @pytest.mark.parametrize("is_split", [False, True], ids=["together", "departure first"])
+    def test_the_value_is_the_rows_under_its_old_key(
+        self, create_table, create_source, read_rows, deletion_vectors, partition_by, is_split
+    ):
+        path = create_table(
+            TARGET,
+            [(1, None, "a1", "b1", 1), (3, "p", "a3", "b3", 1)],
+            deletion_vectors=deletion_vectors,
+            partition_by=partition_by,
+            properties={"delta.columnMapping.mode": "name"},
+        )
+        sink = moving(path, null_keys="match")
+        departures = [
+            (1, None, None, None, 10, "d", [], None, (2, None)),
+            (3, "p", None, None, 10, "d", [], None, (3, None)),
+        ]
+        arrivals = [
+            (2, None, "A", None, 11, "u", ["b"], (1, None), None),
+            (3, None, "C", None, 11, "u", ["b"], (3, "p"), None),
+        ]
+        for batch in [departures, arrivals] if is_split else [departures + arrivals]:
+            result = sink.merge(create_source(SCHEMA, batch))
+        expected = [(2, None, "A", "b1"), (3, None, "C", "b3")]
+        assert sorted(map(tuple, read_rows(path, "id", "`Part 2`", "a", "b"))) == expected
+        assert result.num_unresolved_rows == 0
+        # And back, where the value passes a key with NULL that the row leaves again in the same batch.
+        there_and_back = [
+            (2, None, None, None, 20, "d", [], None, (4, None)),
+            (4, None, "D", None, 21, "u", ["b"], (2, None), None),
+            (4, None, None, None, 30, "d", [], None, (1, "p")),
+            (1, "p", "E", None, 31, "u", ["b"], (4, None), None),
+        ]
+        sink.merge(create_source(SCHEMA, there_and_back))
+        assert (1, "p", "E", "b1") in [tuple(row) for row in read_rows(path, "id", "`Part 2`", "a", "b")]
+
+    def test_a_value_that_comes_late_finds_the_row_that_is_there(
+        self, create_table, create_source, read_rows, deletion_vectors
+    ):
+        path = create_table(
+            TARGET,
+            [(1, None, "a1", "b1", 1)],
+            deletion_vectors=deletion_vectors,
+            properties={"delta.columnMapping.mode": "name"},
+        )
+        sink = moving(path, null_keys="match")
+        of_key_2 = [
+            (2, None, "A", None, 11, "u", ["b"], (1, None), None),
+            (2, None, None, None, 20, "d", [], None, (3, None)),
+        ]
+        for batch in (
+            of_key_2,
+            [(3, None, "C", None, 21, "u", ["b"], (2, None), None)],
+            [(1, None, None, None, 10, "d", [], None, (2, None))],
+        ):
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(path, "id", "a", "b", "seq") == [Row(id=3, a="C", b="b1", seq=21)]
+
+
 def history(draw: random.Random, keys: range) -> tuple[list[tuple[Any, ...]], list[tuple[int, str | None, str | None]]]:
     """Return the log of a random life of some rows, and what is left of them in the end."""
     rows: dict[int, dict[str, str | None]] = {}

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import merge_sink
 from stream_merge.errors import AmbiguousMatchError, SchemaMismatchError
+from tests.spark.delta_merge import copy_table, merge_with_delta
 
 # Two keys whose xxhash64 is the same, also with what xxhash64(1) is for a seed: differences in its state cancel.
 COLLIDING = (
@@ -35,6 +36,29 @@ def test_keys_that_only_the_cast_makes_equal_match_one_row(create_table, create_
     with pytest.raises(AmbiguousMatchError):
         merge_sink(path, keys="k").merge(create_source("k STRING, v STRING", [("1", "a"), ("01", "b")]))
     assert read_rows(path) == [Row(k=1, v="old")]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("is_padded", [True, False], ids=["padding", "no padding"])
+def test_keys_of_char_are_compared_as_they_are_written(
+    spark, create_table, create_source, read_rows, tmp_path, deletion_vectors, is_padded
+):
+    path = create_table("k CHAR(3), n INT", [("a", 1), ("b  ", 2)], deletion_vectors=deletion_vectors)
+    by_keys, by_delta = (copy_table(path, str(tmp_path / name)) for name in ("keys", "delta"))
+    source = create_source("k STRING, n INT", [("a", 10), ("b  ", 20)])
+    sink = merge_sink(path, on="target.k = source.k").when_matched_update(set={"n": "source.n"})
+    sink = sink.when_not_matched_insert()
+    spark.conf.set("spark.sql.readSideCharPadding", "false")
+    try:
+        merge_with_delta(sink, by_delta, source)
+        expected = read_rows(by_delta)
+        spark.conf.set("spark.sql.readSideCharPadding", str(is_padded).lower())
+        sink.merge(source)
+        merge_sink(by_keys, keys="k").merge(source)
+        spark.conf.set("spark.sql.readSideCharPadding", "false")
+        assert read_rows(path) == read_rows(by_keys) == expected == [Row(k="a", n=10), Row(k="b  ", n=20)]
+    finally:
+        spark.conf.unset("spark.sql.readSideCharPadding")
 
 
 @pytest.mark.parametrize(("kind", "key"), [("DOUBLE", 1.5), ("STRING", "1.5"), ("DECIMAL(3,1)", "1.5")])

@@ -169,6 +169,28 @@ class TestWhereTheSequencesAreKept:
         unsent(path, unchanged_columns=None).merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None)]))
         assert read_rows(path, "a", "b") == [Row(a="a9", b="b5")]
 
+    @pytest.mark.parametrize("is_own", [False, True], ids=["column of the table", "column of the sink"])
+    def test_they_are_widened_with_the_sequence_of_the_table(
+        self, spark, create_table, create_source, read_rows, deletion_vectors, is_own
+    ):
+        """The sequence is wider than what is remembered of single columns, which then has to hold it."""
+        path = create_table(
+            "id INT, a STRING, b STRING" + ("" if is_own else ", seq INT"),
+            deletion_vectors=deletion_vectors,
+            properties={"delta.enableTypeWidening": "true"},
+        )
+        sink, large = unsent(path), 2**40
+        narrow = SCHEMA.replace("BIGINT", "INT")
+        sink.merge(create_source(narrow, [(1, "a1", "b1", 1, "u", None)]))
+        sink.merge(create_source(narrow, [(1, "a2", None, 2, "u", ["b"])]))
+        column = "_stream_merge_sequence.s0" if is_own else "seq"
+        spark.sql(f"ALTER TABLE delta.`{path}` CHANGE COLUMN {column} TYPE BIGINT")
+        sink.merge(create_source(SCHEMA, [(1, None, "b3", large, "u", ["a"]), (2, "x", None, large, "u", ["b"])]))
+        sink.merge(create_source(SCHEMA, [(1, "a4", None, large + 9, "u", ["b"])]))
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a4", b="b3"), Row(id=2, a="x", b=None)]
+        sink.merge(create_source(SCHEMA, [(1, "no", "b5", large + 5, "u", None), (1, "no", "no", 3, "u", None)]))
+        assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a4", b="b5"), Row(id=2, a="x", b=None)]
+
     def test_explain_says_so_before_and_after(self, create_table, create_source):
         path = create_table("id INT, a STRING, b STRING")
         batch = create_source(SCHEMA, [(1, "a", None, 1, "u", ["b"])])
@@ -217,6 +239,24 @@ class TestSomeColumns:
             Row(id=2, a="a2", b=None, n=None),
             Row(id=3, a=None, b="b8", n=None),
         ]
+
+    @pytest.mark.parametrize("options", [{"columns": "a"}, {"merge_schema": True}], ids=["columns", "fewer columns"])
+    def test_what_another_sink_leaves_alone_keeps_its_order(
+        self, create_table, create_source, read_rows, deletion_vectors, options
+    ):
+        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        sink = unsent(path)
+        sink.merge(create_source(SCHEMA, [(2, "a2", "b2", 2, "u", None)]))
+        of_a = merge_sink(path, keys="id", sequence_by="seq", **options)
+        of_a.merge(create_source("id INT, a STRING, seq BIGINT", [(1, "a9", 9), (3, "a9", 9)]))
+        # What the other sink has not set is older than the row: these changes are the newest that set it.
+        sink.merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None), (3, "a5", "b5", 5, "u", None)]))
+        expected = [Row(id=1, a="a9", b="b5"), Row(id=2, a="a2", b="b2"), Row(id=3, a="a9", b="b5")]
+        assert read_rows(path, "id", "a", "b") == expected
+        of_a.merge(create_source("id INT, a STRING, seq BIGINT", [(1, "a10", 10)]))
+        sink.merge(create_source(SCHEMA, [(1, "a4", "b4", 4, "u", None), (3, "a4", "b4", 4, "u", None)]))
+        expected[0] = Row(id=1, a="a10", b="b5")
+        assert read_rows(path, "id", "a", "b") == expected
 
     def test_all_but_some(self, create_table, create_source, read_rows, deletion_vectors):
         path = create_table(
