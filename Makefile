@@ -27,7 +27,8 @@ test-oldest: ## Run the core of the tests on the oldest supported Spark and Delt
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core --one-strategy $(ARGS)"
 
 test-long: ## Run all tests there are, with both strategies, whole logs, and an hour of the random machine: takes hours
-	STREAM_MERGE_TEST_RANDOM_MINUTES=$${STREAM_MERGE_TEST_RANDOM_MINUTES:-60} $(MAKE) test ARGS="--long $(ARGS)"
+	STREAM_MERGE_TEST_RANDOM_MINUTES=$${STREAM_MERGE_TEST_RANDOM_MINUTES:-60} STREAM_MERGE_EXAMPLES=$${STREAM_MERGE_EXAMPLES:-50} \
+	$(MAKE) test ARGS="--long $(ARGS)"
 
 crash-matrix: $(VENV)/.installed-test ## Let every fault come at every step of a merge, and write what was found to docs/reliability.md
 	$(VENV)/bin/python -m tests.crash.matrix $(ARGS)

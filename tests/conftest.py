@@ -109,6 +109,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--both-strategies", action="store_true", help="run the tests marked any_strategy with both strategies"
     )
     parser.addoption("--one-strategy", action="store_true", help="run all tests as if they were marked any_strategy")
+    parser.addoption("--one-in", type=int, default=1, help="run one test in so many; their names draw which")
     parser.addoption(
         "--long",
         action="store_true",
@@ -126,17 +127,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item
         for item in items
         if not item.get_closest_marker("long")
-        and _is_in_sample(item)
+        and _is_in_sample(item, config.getoption("--one-in"))
         and (both or _is_drawn(item) or not (is_one_enough or item.get_closest_marker("any_strategy")))
     ]
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     items[:] = kept
 
 
-def _is_in_sample(item: pytest.Item) -> bool:
-    """Tell whether the test is among the ones that its marker `one_in` leaves; the name draws."""
+def _is_in_sample(item: pytest.Item, one_in: int) -> bool:
+    """Tell whether the test is among those that its marker `one_in` and the option leave; the name draws."""
     marker = item.get_closest_marker("one_in")
-    return marker is None or zlib.crc32(b"sample" + item.nodeid.encode()) % marker.args[0] == 0
+    return zlib.crc32(b"sample" + item.nodeid.encode()) % (one_in * (marker.args[0] if marker else 1)) == 0
 
 
 def _is_drawn(item: pytest.Item) -> bool:

@@ -252,7 +252,6 @@ def rows_left(*batches: Batch) -> list[tuple[int, None]]:
     return sorted((key, None) for key in left.elements())
 
 
-@pytest.mark.core
 def test_rows_without_a_key_are_counted_once(start_stream):
     kills = ("after_commit",)
     # Two equal rows; one of the batch before goes, another of it comes again; a removal whose row comes with the next batch.

@@ -57,7 +57,7 @@ class State:
     changes: Bag
 
 
-@drawn(12)
+@drawn(6)
 @given(history=histories())
 def test_sink_agrees_with_delta(spark: SparkSession, tmp_path: Path, history: RandomHistory) -> None:
     shape = repr([(merge.condition, merge.clauses) for merge in history.merges])

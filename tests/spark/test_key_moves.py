@@ -320,7 +320,7 @@ def test_partitions_read_at_any_speed_and_twice_give_the_table(
 ) -> None:
     numbers = iter(range(10**6))
 
-    @drawn(2)
+    @drawn(1)
     @given(seed=st.integers(0, 2**32), num_batches=st.integers(2, 5))
     def check(seed: int, num_batches: int) -> None:
         draw = random.Random(seed)

@@ -37,7 +37,7 @@ class TrackedRow:
     file: str
 
 
-@drawn(6)
+@drawn(4)
 @given(history=histories())
 def test_unchanged_rows_stay_and_all_others_are_deltas(
     spark: SparkSession, tmp_path: Path, history: RandomHistory
