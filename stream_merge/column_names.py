@@ -24,7 +24,7 @@ UNSET = RESERVED_PREFIX + "unset"
 
 IS_DELETE = RESERVED_PREFIX + "is_delete"
 
-IS_FILL = RESERVED_PREFIX + "is_fill"
+IS_CARRIED_OVER = RESERVED_PREFIX + "is_fill"
 """Whether a change gives values to a row without saying that the row is there."""
 
 NEWEST_DELETE = RESERVED_PREFIX + "newest_delete"

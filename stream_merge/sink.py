@@ -14,7 +14,7 @@ from stream_merge.metrics import MergeResult
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from stream_merge.batch.caches import SinkState
+    from stream_merge.batch.caches import SinkCaches
     from stream_merge.bridge.sessions import RunningQuery
 
 
@@ -203,7 +203,7 @@ class MergeSink:
     def __init__(self, config: SinkConfig) -> None:
         config.check()
         self._config = config
-        self._cache: SinkState | None = None
+        self._cache: SinkCaches | None = None
 
     def __str__(self) -> str:
         return f"MergeSink[{self._config.target}]"
@@ -322,12 +322,12 @@ class MergeSink:
 
         forget_state(spark, self._config.target)
 
-    def _state(self) -> SinkState:
+    def _state(self) -> SinkCaches:
         # Made here rather than in __init__: importing the package must start nothing and need no pyspark.
         if self._cache is None:
-            from stream_merge.batch.caches import SinkState
+            from stream_merge.batch.caches import SinkCaches
 
-            self._cache = SinkState()
+            self._cache = SinkCaches()
         return self._cache
 
     def __getstate__(self) -> SinkConfig:

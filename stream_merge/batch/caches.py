@@ -34,7 +34,7 @@ MAX_RESOLVED = 8
 
 
 @dataclass(slots=True)
-class SinkState:
+class SinkCaches:
     """The caches of one sink in one process.
 
     Attributes:

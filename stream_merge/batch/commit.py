@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from stream_merge import steps
-from stream_merge.batch.caches import SinkState
+from stream_merge.batch.caches import SinkCaches
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.self_read import SelfRead
@@ -41,7 +41,7 @@ class BatchCommit:
     """
 
     config: SinkConfig
-    state: SinkState
+    state: SinkCaches
     name: str
     query: sessions.RunningQuery | None
     identity: BatchIdentity | None

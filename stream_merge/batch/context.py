@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame
 
-from stream_merge.batch.caches import SinkState
+from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge import sessions
 from stream_merge.bridge.call_sites import without_call_sites
@@ -47,7 +47,7 @@ def output_mode(config: SinkConfig, query: sessions.RunningQuery | None) -> str:
 
 def run_micro_batch(
     config: SinkConfig,
-    state: SinkState,
+    state: SinkCaches,
     batch: DataFrame,
     batch_id: int | None,
     query: sessions.RunningQuery | None = None,

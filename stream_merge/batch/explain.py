@@ -7,7 +7,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from stream_merge.batch.caches import SinkState
+from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.column_checks import check_columns
 from stream_merge.batch.micro_batch import checked_clauses
 from stream_merge.batch.target import missing_columns, ordered_batch
@@ -23,7 +23,7 @@ from stream_merge.table.features import check_supported, has_change_feed, has_de
 from stream_merge.table.files import is_prunable
 
 
-def explain(config: SinkConfig, state: SinkState, batch: DataFrame) -> str:
+def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
     """Return the plan of a merge; no job runs over the batch, and nothing is written.
 
     Raises:

@@ -33,7 +33,7 @@ from stream_merge.table.files import LAST_MICROS, comparable, is_prunable
 
 if TYPE_CHECKING:
     from stream_merge.tombstones.manifest import TombstoneFile
-    from stream_merge.tombstones.store import ChangeMemory
+    from stream_merge.tombstones.store import TombstoneStore
 
 MAX_PARTITION_VALUES = 1000
 """Up to so many values of a partition column are compared one by one, beyond it only their range."""
@@ -86,7 +86,7 @@ def measured(
     resolved: ResolvedMerge,
     partition_columns: Sequence[str],
     independence: tuple[Column, Column] | None,
-    memory: ChangeMemory | None,
+    store: TombstoneStore | None,
     partial: PartialUpdates | None,
     batch_name: str,
 ) -> Iterator[Source]:
@@ -98,37 +98,37 @@ def measured(
         resolved: The statement.
         partition_columns: Partition columns of the target.
         independence: Whether a source row's new row depends on a match, and whether it has one; None if it always may.
-        memory: The remembered deletes, if the sink keeps any.
+        store: The remembered deletes, if the sink keeps any.
         partial: How changes set single columns, if they do.
         batch_name: How messages name the batch.
 
     Raises:
         NullKeyError: Keys are null and `null_keys` is error.
     """
-    measure = _Measure(config, resolved, partition_columns, independence, memory, batch_name)
+    measure = _Measure(config, resolved, partition_columns, independence, store, batch_name)
     columns = [quote(name) for name in rows.columns]
-    rows, num_truncated = _untruncated(rows, memory, partial)
+    rows, num_truncated = _untruncated(rows, store, partial)
     with ExitStack() as stack:
 
         def look_up(files: Collection[TombstoneFile]) -> tuple[DataFrame, DataFrame] | None:
-            found = memory.deleted(files, rows, only_older=partial is None) if memory is not None and files else None
+            found = store.deleted(files, rows, only_older=partial is None) if store is not None and files else None
             if found is None:
                 return None
             deleted = stack.enter_context(persisted(found))
             return deleted, deleted.agg(F.count(F.lit(1)), F.count(F.when(F.col(IS_OUTDATED), 1)))
 
-        likely = [] if memory is None else memory.reach.likely(memory.files)
+        likely = [] if store is None else store.reach.likely(store.files)
         found, (num_deleted, num_outdated) = look_up(likely), (0, 0)
         if found is None:
             facts = measure.take(rows)
         else:
             # Mostly no delete is found, and what is measured at the same time holds.
             (num_deleted, num_outdated), facts = summaries(found[1], measure.frame(rows))
-        if memory is not None:
+        if store is not None:
             reached = []
-            if memory.files and facts["rows"]:
-                reached = [file for file, is_reached in zip(memory.files, facts["reached"], strict=True) if is_reached]
-            memory.reach.note(memory.files, reached)
+            if store.files and facts["rows"]:
+                reached = [file for file, is_reached in zip(store.files, facts["reached"], strict=True) if is_reached]
+            store.reach.note(store.files, reached)
             if not set(reached) <= set(likely) and (found := look_up(reached)) is not None:
                 ((num_deleted, num_outdated),) = summaries(found[1])
         if num_deleted and found is not None:
@@ -142,17 +142,19 @@ def measured(
         yield measure.source(rows, facts, num_truncated + num_outdated)
 
 
-def _untruncated(rows: DataFrame, memory: ChangeMemory | None, partial: PartialUpdates | None) -> tuple[DataFrame, int]:
+def _untruncated(
+    rows: DataFrame, store: TombstoneStore | None, partial: PartialUpdates | None
+) -> tuple[DataFrame, int]:
     """Leave out what is older than a TRUNCATE that the table remembers; the second item is how many rows."""
-    if memory is None or memory.state.truncated is None:
+    if store is None or store.state.truncated is None:
         return rows, 0
     columns = [quote(name) for name in rows.columns]
-    truncated = memory.tombstones.column_of(memory.state.truncated)
-    is_older = memory.tombstones.sequence_column() < truncated
+    truncated = store.tombstones.column_of(store.state.truncated)
+    is_older = store.tombstones.sequence_column() < truncated
     num_truncated = rows.where(is_older).count()
     rows = rows.where(~is_older)
     if partial is not None:
-        if memory.is_truncated:
+        if store.is_truncated:
             rows = rows.withColumn(NEWEST_DELETE, F.greatest(NEWEST_DELETE, truncated))
         rows = since_deletes(rows.withColumn(DELETED, truncated), partial).select(*columns)
     return rows, num_truncated
@@ -166,7 +168,7 @@ class _Measure:
     resolved: ResolvedMerge
     partition_columns: Sequence[str]
     independence: tuple[Column, Column] | None
-    memory: ChangeMemory | None
+    store: TombstoneStore | None
     batch_name: str
 
     @property
@@ -175,19 +177,19 @@ class _Measure:
 
     def frame(self, rows: DataFrame) -> DataFrame:
         """Return what is to be known of rows, a frame of one row."""
-        resolved, memory, columns = self.resolved, self.memory, rows.columns
+        resolved, store, columns = self.resolved, self.store, rows.columns
         aggregates = [*resolved.once(f"facts of {columns}", lambda: self._lasting(columns))]
-        if memory is not None:
-            is_undecidable = memory.tombstones.is_undecidable(memory.state)
+        if store is not None:
+            is_undecidable = store.tombstones.is_undecidable(store.state)
             aggregates.append(F.count(F.when(is_undecidable, 1)).alias("undecidable"))
-            if memory.files:
-                lowest = resolved.once(f"lowest of {columns}", lambda: memory.tombstones.lowest(columns))
-                aggregates.append(memory.tombstones.are_reached(memory.files, lowest).alias("reached"))
+            if store.files:
+                lowest = resolved.once(f"lowest of {columns}", lambda: store.tombstones.lowest(columns))
+                aggregates.append(store.tombstones.are_reached(store.files, lowest).alias("reached"))
         return resolved.source(rows).agg(*aggregates)
 
     def _lasting(self, columns: Sequence[str]) -> list[Column]:
         """Return the aggregates over rows with these columns that are the same for every batch."""
-        config, memory = self.config, self.memory
+        config, store = self.config, self.store
         aggregates = _aggregates(config, self._pairs, self.partition_columns, self.independence)
         if IS_UNRESOLVED in columns:
             aggregates.append(F.count(F.when(F.col(IS_UNRESOLVED), 1)).alias("unresolved"))
@@ -198,8 +200,8 @@ class _Measure:
                 F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
                 F.count(F.when(is_delete, 1)).alias("deletes"),
             ]
-            if memory is not None:
-                aggregates.append(memory.tombstones.highest_delete(is_delete, columns).alias("highest_delete"))
+            if store is not None:
+                aggregates.append(store.tombstones.highest_delete(is_delete, columns).alias("highest_delete"))
         return aggregates
 
     def take(self, rows: DataFrame) -> Row:

@@ -11,10 +11,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import steps
-from stream_merge.batch.caches import SinkState
+from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.column_checks import check_columns, tell_left_out
 from stream_merge.batch.commit import BatchCommit
-from stream_merge.batch.preparation import Intake
+from stream_merge.batch.preparation import Preparation
 from stream_merge.batch.target import prepare_target, prepared
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS
@@ -40,8 +40,8 @@ from stream_merge.table.exactly_once import BatchIdentity, called_once
 from stream_merge.table.features import check_supported, has_change_feed, has_deletion_vectors
 from stream_merge.table.files import DataFile, TableFiles
 from stream_merge.table.log_stores import check_log_store
-from stream_merge.tombstones.manifest import DOMAIN, TombstoneState
-from stream_merge.tombstones.store import ChangeMemory, recall
+from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
+from stream_merge.tombstones.store import TombstoneStore, load_store
 
 logger = logging.getLogger("stream_merge")
 
@@ -73,29 +73,29 @@ class MicroBatch:
         identity: Under which ids the batch is recorded; None outside a stream.
         is_complete: Whether the batch is the whole result.
         commit: Commits what is staged.
-        intake: What becomes of the batch before it is merged.
+        preparation: What becomes of the batch before it is merged.
         is_created: Whether the target was made for the batch.
         had_registers: Whether the target had the column for the sequences of single columns when the batch came.
-        memory: The deletes that the table remembers.
+        store: The deletes that the table remembers.
         remembered: What it will remember after the commit.
     """
 
     config: SinkConfig
-    state: SinkState
+    state: SinkCaches
     frame: DataFrame
     query: sessions.RunningQuery | None
     identity: BatchIdentity | None
     is_complete: bool
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     commit: BatchCommit = field(init=False)
-    intake: Intake = field(init=False)
+    preparation: Preparation = field(init=False)
     is_created: bool = False
     had_registers: bool = False
-    memory: ChangeMemory | None = None
-    remembered: TombstoneState | None = None
+    store: TombstoneStore | None = None
+    remembered: TombstoneManifest | None = None
 
     def __post_init__(self) -> None:
-        self.intake = Intake(config=self.config, received=self.frame, identity=self.identity, name=self.name)
+        self.preparation = Preparation(config=self.config, received=self.frame, identity=self.identity, name=self.name)
         self.commit = BatchCommit(
             config=self.config,
             state=self.state,
@@ -185,9 +185,9 @@ class MicroBatch:
             self.had_registers = has_column_sequences(transaction) and not is_empty
             tell_left_out(self.spark, self.config, clauses, self.frame.columns, names, self.state.left_out)
             transaction = prepare_target(self.config, self.frame, table, transaction)
-            self.intake.arrange(transaction)
-            self.memory = self._recall(table, transaction)
-        clauses = checked_clauses(self.intake.ordered)
+            self.preparation.arrange(transaction)
+            self.store = self._load_store(table, transaction)
+        clauses = checked_clauses(self.preparation.ordered)
         return self._merge(plan, clauses, table, transaction, self_read)
 
     def _table(self) -> Table:
@@ -260,15 +260,17 @@ class MicroBatch:
         transaction: Transaction,
         self_read: SelfRead,
     ) -> MergeResult:
-        intake = self.intake
+        preparation = self.preparation
         with ExitStack() as stack:
             with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
                 batch = stack.enter_context(
-                    intake.accepted(transaction, self.memory, lambda frame: self._analyse(clauses, transaction, frame))
+                    preparation.accepted(
+                        transaction, self.store, lambda frame: self._analyse(clauses, transaction, frame)
+                    )
                 )
                 resolved = self._resolve(clauses, transaction)
                 rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
-                source = stack.enter_context(intake.measured(rows, resolved, transaction, self.memory))
+                source = stack.enter_context(preparation.measured(rows, resolved, transaction, self.store))
             steps.reached("after_persist")
             written: Any = None
             while True:
@@ -280,36 +282,36 @@ class MicroBatch:
                 )
                 if is_settled:
                     break
-                before, earlier = transaction, self.memory
+                before, earlier = transaction, self.store
                 with self.timer.phase("open"):
                     opened = self._begin_again(table, before)
                     if opened is None:
                         version = None
                         break
-                    transaction, folded = opened, intake.partial
-                    is_rearranged = intake.depends_on_columns and before.schema != transaction.schema
+                    transaction, folded = opened, preparation.partial
+                    is_rearranged = preparation.depends_on_columns and before.schema != transaction.schema
                     if is_rearranged:
                         # Another sink may have added its columns, which this one has to keep as well.
-                        intake.arrange(transaction)
-                        clauses = checked_clauses(intake.ordered)
-                    self.memory = self._recall(table, transaction)
+                        preparation.arrange(transaction)
+                        clauses = checked_clauses(preparation.ordered)
+                    self.store = self._load_store(table, transaction)
                     if is_rearranged:
-                        batch = stack.enter_context(intake.arranged(transaction, self.memory))
-                    intake.narrow(self.memory)
+                        batch = stack.enter_context(preparation.arranged(transaction, self.store))
+                    preparation.narrow(self.store)
                     resolved = self._resolve(clauses, transaction)
                 is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
                 if not is_same:
                     check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
                     plan = self._plan(clauses, transaction)
                     source = replace(source, is_independent=False)
-                is_refolded = intake.is_paired or is_rearranged or intake.partial != folded
+                is_refolded = preparation.is_paired or is_rearranged or preparation.partial != folded
                 is_same = is_same and not is_refolded
                 if is_rearranged or not self._takes_over(earlier, is_refolded=is_refolded):
                     # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others, a
                     # table of whole rows may have got others, and of equal rows without a key others may be left.
                     if is_refolded or (earlier is not None and earlier.has_moved):
                         rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
-                    source = stack.enter_context(intake.measured(rows, resolved, transaction, self.memory))
+                    source = stack.enter_context(preparation.measured(rows, resolved, transaction, self.store))
                     is_same = False
                 written = staged.reusable if is_same else None
         return self._committed(plan, version, counts, resolved, staged.locator, str(transaction.metadata["id"]))
@@ -326,36 +328,36 @@ class MicroBatch:
         anew = prepare_target(self.config, self.frame, table, transaction)
         return None if anew is not transaction and self.commit.is_applied(anew) else anew
 
-    def _takes_over(self, earlier: ChangeMemory | None, *, is_refolded: bool) -> bool:
+    def _takes_over(self, earlier: TombstoneStore | None, *, is_refolded: bool) -> bool:
         """Return whether what was found with the deletes of the earlier version holds with those of this one."""
-        if self.memory is None or earlier is None:
+        if self.store is None or earlier is None:
             return True
-        return not is_refolded and not earlier.has_moved and self.memory.take_over(earlier)
+        return not is_refolded and not earlier.has_moved and self.store.take_over(earlier)
 
     def _resolve(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
         """Return the resolved statement; after a TRUNCATE it deletes the rows that are older."""
-        truncates, partial = self.intake.truncates, self.intake.partial
-        truncated = self.memory.truncate(truncates) if self.memory and truncates is not None else None
+        truncates, partial = self.preparation.truncates, self.preparation.partial
+        truncated = self.store.truncate(truncates) if self.store and truncates is not None else None
         if truncated is None:
             return self._analyse(clauses, transaction)
-        assert self.memory is not None
+        assert self.store is not None
         # Delta resolves the clauses; what is older stands in no statement, since it is another for each TRUNCATE.
         added = [Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.DELETE, condition="true")]
         if partial is not None:
             added.append(Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.UPDATE))
         resolved = self._analyse((*clauses, *added), transaction)
-        tombstones = self.memory.tombstones
+        tombstones = self.store.tombstones
         kept, new = resolved.clauses[: -len(added)], list(resolved.clauses[-len(added) :])
         new[0] = replace(new[0], condition=tombstones.is_older(resolved, truncated))
         if partial is not None:
             moment = tombstones.column_of(truncated)
-            new[1] = reset_clause(new[1], resolved, self.intake.ordered, partial, moment)
+            new[1] = reset_clause(new[1], resolved, self.preparation.ordered, partial, moment)
         return resolved.with_clauses((*kept, *new))
 
-    def _recall(self, table: Table, transaction: Transaction) -> ChangeMemory | None:
-        return recall(
+    def _load_store(self, table: Table, transaction: Transaction) -> TombstoneStore | None:
+        return load_store(
             self.config,
-            self.intake.ordered,
+            self.preparation.ordered,
             table,
             transaction,
             had_registers=self.had_registers,
@@ -365,14 +367,16 @@ class MicroBatch:
     def _analyse(
         self, clauses: tuple[Clause, ...], transaction: Transaction, frame: DataFrame | None = None
     ) -> ResolvedMerge:
-        intake = self.intake
-        batch = intake.frame if frame is None else frame
-        return self.state.resolve(batch, transaction, intake.ordered, clauses, intake.partial)
+        preparation = self.preparation
+        batch = preparation.frame if frame is None else frame
+        return self.state.resolve(batch, transaction, preparation.ordered, clauses, preparation.partial)
 
     def _evaluated(
         self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction
     ) -> AbstractContextManager[DataFrame]:
-        return self.intake.evaluated(batch, resolved, transaction, self.memory, lambda: self._active_files(transaction))
+        return self.preparation.evaluated(
+            batch, resolved, transaction, self.store, lambda: self._active_files(transaction)
+        )
 
     def _stage(
         self,
@@ -409,7 +413,7 @@ class MicroBatch:
                         locator=self.config.locator,
                         check_cardinality=self.config.check_cardinality,
                         skip_unchanged=self.config.skip_unchanged,
-                        order_by=self.intake.ordered.sequence_columns if self.config.keeps_order else (),
+                        order_by=self.preparation.ordered.sequence_columns if self.config.keeps_order else (),
                         expects_newer_rows=self.state.had_newer_rows,
                         has_change_feed=has_change_feed(transaction.properties),
                         batch=self.name,
@@ -420,36 +424,36 @@ class MicroBatch:
         staged.counts |= count_skipping(files.all(), candidates)
         staged.counts |= source.counts
         self.state.had_newer_rows = bool(staged.counts.get("num_stale_rows"))
-        if self.memory is not None:
-            self._remember(self.memory, staged, transaction, source)
+        if self.store is not None:
+            self._remember(self.store, staged, transaction, source)
         return staged
 
     @contextmanager
     def _remembering(self, resolved: ResolvedMerge, source: Source) -> Iterator[None]:
         """Write the batch's tombstones, if it has any, beside what the block does."""
         with ExitStack() as stack:
-            if self.memory is not None:
+            if self.store is not None:
 
                 def deleted() -> DataFrame:
                     return resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
 
                 stack.enter_context(
-                    self.memory.remembering(deleted, source.num_deletes, source.highest_delete, self.name)
+                    self.store.remembering(deleted, source.num_deletes, source.highest_delete, self.name)
                 )
             yield
             with self.timer.phase("stage"):
                 stack.close()
 
-    def _remember(self, memory: ChangeMemory, staged: Staged, transaction: Transaction, source: Source) -> None:
+    def _remember(self, store: TombstoneStore, staged: Staged, transaction: Transaction, source: Source) -> None:
         """Stage what the table remembers. A merge outside a stream that changes nothing commits nothing."""
         with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
-            self.remembered, counts = memory.next_state(
-                source.num_deletes, transaction.version, partial=self.intake.partial
+            self.remembered, counts = store.next_state(
+                source.num_deletes, transaction.version, partial=self.preparation.partial
             )
         staged.counts |= counts
         changes = staged.changes
         has_files = bool(staged.counts.get("num_target_files_added") or changes.removes)
-        is_new = memory.is_truncated or self.remembered.files != memory.state.files
+        is_new = store.is_truncated or self.remembered.files != store.state.files
         if self.identity or has_files or is_new:
             changes.domain_metadata[DOMAIN] = self.remembered.to_json()
 
@@ -493,7 +497,7 @@ class MicroBatch:
         return self._committed(plan, version, counts, None, None, str(transaction.metadata["id"]))
 
     def _counts(self, staged: Staged, num_source_rows: int) -> dict[str, int]:
-        num_quarantined = self.intake.num_quarantined_rows
+        num_quarantined = self.preparation.num_quarantined_rows
         return self.commit.counts(staged, num_source_rows=num_source_rows, num_quarantined_rows=num_quarantined)
 
     def _committed(
@@ -514,8 +518,8 @@ class MicroBatch:
         try:
             if resolved is not None:
                 resolved.refresh_cached_readers()
-            if self.memory and self.remembered and version is not None:
-                self.state.cleaned_ms = self.memory.after_commit(self.remembered, self.state.cleaned_ms)
+            if self.store and self.remembered and version is not None:
+                self.state.cleaned_ms = self.store.after_commit(self.remembered, self.state.cleaned_ms)
             if self.query is not None:
                 self.state.operation_metrics(self.spark).show(self.query, f"MergeSink [{self.config.target}]")
         except JVM_ERRORS:

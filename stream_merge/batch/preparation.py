@@ -30,11 +30,11 @@ from stream_merge.quarantine.table import Quarantine
 from stream_merge.sql import quote
 from stream_merge.table.exactly_once import BatchIdentity
 from stream_merge.table.files import KeyRange, TableFiles
-from stream_merge.tombstones.store import ChangeMemory
+from stream_merge.tombstones.store import TombstoneStore
 
 
 @dataclass(slots=True, kw_only=True)
-class Intake:
+class Preparation:
     """A micro-batch on its way to the rows that the merge takes.
 
     Attributes:
@@ -88,13 +88,13 @@ class Intake:
 
     @contextmanager
     def accepted(
-        self, transaction: Transaction, memory: ChangeMemory | None, analyse: Callable[[DataFrame], ResolvedMerge]
+        self, transaction: Transaction, store: TombstoneStore | None, analyse: Callable[[DataFrame], ResolvedMerge]
     ) -> Iterator[DataFrame]:
         """Give the rows of the batch that can be merged, the others set aside, for the block.
 
         Args:
             transaction: The version that is read.
-            memory: The remembered deletes, if the sink keeps any.
+            store: The remembered deletes, if the sink keeps any.
             analyse: Gives the statement as it is resolved for a frame: the batch with the columns of `frame`.
 
         Raises:
@@ -132,10 +132,10 @@ class Intake:
             if counts.get("truncates"):
                 self._truncates, batch = without_truncates(batch, config)
             self._accepted, self._has_moves, self.unset = batch, bool(counts.get("moves")), counts.get("unset")
-            yield stack.enter_context(self.arranged(transaction, memory))
+            yield stack.enter_context(self.arranged(transaction, store))
 
     @contextmanager
-    def arranged(self, transaction: Transaction, memory: ChangeMemory | None) -> Iterator[DataFrame]:
+    def arranged(self, transaction: Transaction, store: TombstoneStore | None) -> Iterator[DataFrame]:
         """Give the accepted rows in terms of columns that the target has, for the block.
 
         After a conflict the target may have other columns, and `arrange` and this give the same rows for these.
@@ -148,23 +148,23 @@ class Intake:
             assert batch is not None
             accepted = self.frame if batch is self.received else ordered_batch(config, batch, schema)[1]
             # Without tombstones nothing can wait for its row.
-            if self._has_moves and self.all_partial is not None and memory is not None:
+            if self._has_moves and self.all_partial is not None and store is not None:
                 described = with_moves(described_changes(accepted, self.ordered, self.all_partial), self.ordered)
                 moves = find_moves(
                     described,
                     self.ordered,
                     self.all_partial,
                     self.num_rows,
-                    left=memory.left,
-                    may_remember=memory.may_remember_move,
+                    left=store.left,
+                    may_remember=store.may_remember_move,
                 )
                 self.moves = stack.enter_context(moves)
-            self.narrow(memory)
+            self.narrow(store)
             yield accepted
 
-    def narrow(self, memory: ChangeMemory | None) -> None:
+    def narrow(self, store: TombstoneStore | None) -> None:
         """Limit what is merged column by column to the columns that may differ in age from their row; mostly there are few."""
-        known = memory.state.older_columns if memory is not None else None
+        known = store.state.older_columns if store is not None else None
         if self.all_partial is None or self.all_partial.is_always or known is None or self.unset is None:
             self.partial = self.all_partial
             return
@@ -178,7 +178,7 @@ class Intake:
         batch: DataFrame,
         resolved: ResolvedMerge,
         transaction: Transaction,
-        memory: ChangeMemory | None,
+        store: TombstoneStore | None,
         read_files: Callable[[], TableFiles],
     ) -> Iterator[DataFrame]:
         """Give the rows that the merge takes, evaluated once, for the block.
@@ -187,26 +187,26 @@ class Intake:
             batch: What `accepted` gave.
             resolved: The statement.
             transaction: The version that is read.
-            memory: The remembered deletes, if the sink keeps any.
+            store: The remembered deletes, if the sink keeps any.
             read_files: Gives the files of that version.
         """
         with ExitStack() as stack:
             if self.is_paired:
-                assert memory is not None
+                assert store is not None
                 batch = stack.enter_context(
                     paired(
                         batch,
                         self.config,
                         self.ordered,
                         schema=StructType.fromJson(transaction.schema),
-                        memory=memory,
+                        store=store,
                         read_target=lambda ranges: _rows_in(ranges, resolved, transaction, read_files()),
                         batch_name=self.name,
                     )
                 )
             elif self.partial is not None:
                 assert self.all_partial is not None
-                if self.moves is not None and memory is not None:
+                if self.moves is not None and store is not None:
                     batch = stack.enter_context(
                         followed_moves(
                             self.moves,
@@ -215,10 +215,10 @@ class Intake:
                             read_target=lambda keys, bounds: self._rows_of(
                                 keys, bounds, resolved, transaction, read_files()
                             ),
-                            left=memory.left,
-                            lacking=memory.lacking,
-                            dead=memory.dead,
-                            keep=memory.keep_moved,
+                            left=store.left,
+                            lacking=store.lacking,
+                            dead=store.dead,
+                            keep=store.keep_moved,
                         )
                     )
                 else:
@@ -248,7 +248,7 @@ class Intake:
         return found.repartition(1) if self.moves is not None and self.moves.is_small else found
 
     def measured(
-        self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction, memory: ChangeMemory | None
+        self, rows: DataFrame, resolved: ResolvedMerge, transaction: Transaction, store: TombstoneStore | None
     ) -> AbstractContextManager[Source]:
         """Give what the merge needs to know of the evaluated rows, without those that a remembered delete outdates.
 
@@ -260,7 +260,7 @@ class Intake:
             "independence", lambda: independent_rows(resolved.clauses, keeps_order=keeps_order)
         )
         columns = transaction.partition_columns
-        return measured(rows, self.ordered, resolved, columns, independence, memory, self.partial, self.name)
+        return measured(rows, self.ordered, resolved, columns, independence, store, self.partial, self.name)
 
 
 def _rows_in(

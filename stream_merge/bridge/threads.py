@@ -61,7 +61,7 @@ def run_side_by_side(
     return work.outcomes
 
 
-class Alongside(Generic[T]):
+class BackgroundTask(Generic[T]):
     """A call that runs in a thread of its own while the caller's block does something else.
 
     The thread has the caller's session and local properties of Spark, as those of `run_side_by_side` do. The block does not
@@ -83,7 +83,7 @@ class Alongside(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
 
-    def __enter__(self) -> Alongside[T]:
+    def __enter__(self) -> BackgroundTask[T]:
         self._thread.start()
         return self
 

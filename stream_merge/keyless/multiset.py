@@ -39,7 +39,7 @@ from stream_merge.table.features import CHAR_VARCHAR
 from stream_merge.table.files import KeyRange, is_prunable
 
 if TYPE_CHECKING:
-    from stream_merge.tombstones.store import ChangeMemory
+    from stream_merge.tombstones.store import TombstoneStore
 
 MAX_BROADCAST_CONTENTS = 500_000
 """With more different contents, Spark decides how to join them with rows and tombstones."""
@@ -136,7 +136,7 @@ def paired(
     ordered: SinkConfig,
     *,
     schema: T.StructType,
-    memory: ChangeMemory,
+    store: TombstoneStore,
     read_target: Callable[[Sequence[KeyRange]], DataFrame],
     batch_name: str,
 ) -> Iterator[DataFrame]:
@@ -147,7 +147,7 @@ def paired(
         config: The sink as the user configured it.
         ordered: The sink as `with_row_ids` returned it.
         schema: The target's.
-        memory: The dead rows and the removals that the table remembers.
+        store: The dead rows and the removals that the table remembers.
         read_target: Gives the rows of the target's files that may hold such values.
         batch_name: How messages name the batch.
 
@@ -161,8 +161,8 @@ def paired(
             raise MergeExecutionError(
                 f"{batch_name}: {facts[0]} change(s) remove a row and do not say which: before is NULL. Nothing was committed."
             )
-        pairing = _Pairing(events, memory, batch.columns)
-        known = memory.dead()
+        pairing = _Pairing(events, store, batch.columns)
+        known = store.dead()
         if not facts[1] and known is None:
             yield pairing.untouched(None)
             return
@@ -174,7 +174,7 @@ def paired(
             if num_touched <= MAX_BROADCAST_CONTENTS:
                 touched = F.broadcast(touched)
             # After a TRUNCATE contents are looked at again that the batch has nothing of: any file may hold them.
-            ranges = [] if memory.is_truncated else contents.ranges(pairing.of(events, touched))
+            ranges = [] if store.is_truncated else contents.ranges(pairing.of(events, touched))
             rows = pairing.of(pairing.rows_of(read_target(ranges)), touched)
             yield pairing.changes(rows, known, touched).unionByName(pairing.untouched(touched))
 
@@ -281,13 +281,13 @@ def _events(batch: DataFrame, config: SinkConfig, ordered: SinkConfig, contents:
 class _Pairing:
     """The events of a batch, and what the table knows of equal rows."""
 
-    def __init__(self, events: DataFrame, memory: ChangeMemory, columns: Sequence[str]) -> None:
-        self._memory = memory
+    def __init__(self, events: DataFrame, store: TombstoneStore, columns: Sequence[str]) -> None:
+        self._store = store
         self._columns = [quote(name) for name in columns]
         self._is_old = F.lit(False)
-        if memory.state.truncated is not None:
-            tombstones = memory.tombstones
-            self._is_old = tombstones.sequence_column() < tombstones.column_of(memory.state.truncated)
+        if store.state.truncated is not None:
+            tombstones = store.tombstones
+            self._is_old = tombstones.sequence_column() < tombstones.column_of(store.state.truncated)
         # Events that are older than a TRUNCATE take part in nothing. They stay in the batch, which leaves them out and counts them.
         self._old = events.where(self._is_old)
         self._events = events.where(~self._is_old)
@@ -305,9 +305,7 @@ class _Pairing:
         if known is not None:
             remembered = self._remembered(known).select(_HASH).distinct()
             # A TRUNCATE may have taken the rows that removals had found.
-            contents.append(
-                remembered if self._memory.is_truncated else self.of(self._events.select(_HASH), remembered)
-            )
+            contents.append(remembered if self._store.is_truncated else self.of(self._events.select(_HASH), remembered))
         return reduce(DataFrame.union, contents).distinct()
 
     def rows_of(self, target: DataFrame) -> DataFrame:
@@ -322,7 +320,7 @@ class _Pairing:
         """
         events = known.select(F.col("k0").alias(ROW_ID), F.col("sequence.s0").alias(SEQUENCE), "deleted_ms")
         events = _of_ids(events.where(~self._is_old))
-        weight = F.when(F.col("deleted_ms") < self._memory.cutoff_ms(), 0).otherwise(_weight())
+        weight = F.when(F.col("deleted_ms") < self._store.cutoff_ms(), 0).otherwise(_weight())
         return events.withColumns({_KIND: F.lit(_REMEMBERED), _WEIGHT: weight}).drop("deleted_ms")
 
     def untouched(self, touched: DataFrame | None) -> DataFrame:

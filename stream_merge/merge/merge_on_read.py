@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
 from stream_merge.bridge.statement import ResolvedClause
-from stream_merge.bridge.threads import Alongside
+from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import When
 from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
@@ -77,11 +77,13 @@ def _stage_independent(job: MergeJob) -> Staged:
     spark = job.source.rows.sparkSession
     reusable = job.written
     with ExitStack() as stack:
-        writing: Alongside[Any] | None = None
+        writing: BackgroundTask[Any] | None = None
         if reusable is None:
             rows = _independent_rows(job)
             reached("writing")
-            writing = stack.enter_context(Alongside(spark, f"{job.batch}: write", lambda: job.transaction.write(rows)))
+            writing = stack.enter_context(
+                BackgroundTask(spark, f"{job.batch}: write", lambda: job.transaction.write(rows))
+            )
         with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
             located = _located(job)
         if writing is not None:
@@ -141,7 +143,9 @@ def _stage_dependent(job: MergeJob) -> Staged:
                 num_updated = counts["num_target_rows_updated"]
                 rows = compact(job, new_rows, num_updated + job.source.num_rows)
                 reached("writing")
-                with Alongside(spark, f"{job.batch}: write", lambda: write(job, rows, _target(job, []))) as writing:
+                with BackgroundTask(
+                    spark, f"{job.batch}: write", lambda: write(job, rows, _target(job, []))
+                ) as writing:
                     staged = _delete_changed(job, found)
                     new_files = writing.result()
                 written, total = count_written(job, new_files)
@@ -165,7 +169,7 @@ def _matches_and_new_rows(job: MergeJob, touched: DataFrame) -> tuple[list[FileM
         if job.has_change_feed:
             found = find_matches(job, touched, with_positions=True)
             return found, _new_rows(job, touched, found)
-        with Alongside(spark, f"{job.batch}: write", lambda: job.unshuffled(_new_rows(job, touched))) as planning:
+        with BackgroundTask(spark, f"{job.batch}: write", lambda: job.unshuffled(_new_rows(job, touched))) as planning:
             found = find_matches(job, touched, with_positions=True)
         return found, planning.result()
 

@@ -12,8 +12,8 @@ from stream_merge.bridge.statement import Once
 from stream_merge.column_names import (
     COLUMN_SEQUENCES,
     DELETED,
+    IS_CARRIED_OVER,
     IS_DELETE,
-    IS_FILL,
     IS_TIED,
     IS_UNRESOLVED,
     NEWEST_DELETE,
@@ -60,13 +60,13 @@ def with_deletes(batch: DataFrame, config: SinkConfig) -> DataFrame:
 def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
     """Return the batch with `UNSET`, and what else tells which columns a change sets.
 
-    That is `IS_DELETE` and `IS_FILL` for a sink with a sequence, else `IS_UNRESOLVED`.
+    That is `IS_DELETE` and `IS_CARRIED_OVER` for a sink with a sequence, else `IS_UNRESOLVED`.
     """
     changes = with_unset(batch, config, partial.columns)
     if partial.sequence is None:
         unsent = F.array(*[F.lit(name.lower()) for name in partial.unsent]).cast("array<string>")
         return changes.withColumn(IS_UNRESOLVED, F.coalesce(F.arrays_overlap(UNSET, unsent), F.lit(False)))
-    return with_deletes(changes, config).withColumn(IS_FILL, F.lit(False))
+    return with_deletes(changes, config).withColumn(IS_CARRIED_OVER, F.lit(False))
 
 
 def folded_changes(
@@ -75,7 +75,7 @@ def folded_changes(
     """Return one row for each key: its newest change, each column with the newest value that a change of the batch set.
 
     Args:
-        changes: The batch with `COLUMN_SEQUENCES`, `UNSET`, `IS_DELETE` and `IS_FILL`.
+        changes: The batch with `COLUMN_SEQUENCES`, `UNSET`, `IS_DELETE` and `IS_CARRIED_OVER`.
         config: The sink, its sequence in columns.
         written: The columns of the batch that are written, in lower case.
         partial: What changes may set.
@@ -108,10 +108,10 @@ def _fold(changes: DataFrame, config: SinkConfig, written: Collection[str], part
     effect = effect_hash(changes, {*written, UNSET} - {COLUMN_SEQUENCES}, F.col(IS_DELETE))
     ordered = order_of(config.sequence_columns, partial).alias(own[0]), contents.alias(own[1]), effect.alias(own[2])
     of_key = Window.partitionBy(*[quote(key) for key in config.keys])
-    newest_first = of_key.orderBy(F.col(own[0]).desc(), IS_FILL, F.col(own[1]).desc())
+    newest_first = of_key.orderBy(F.col(own[0]).desc(), IS_CARRIED_OVER, F.col(own[1]).desc())
     # Over the whole key, so that Spark computes it once for the key, not once for each of its changes.
     all_newest_first = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    is_real = ~F.col(IS_FILL)
+    is_real = ~F.col(IS_CARRIED_OVER)
 
     def newest_set(name: str) -> Column:
         is_set = ~F.col(IS_DELETE) & ~F.coalesce(F.array_contains(UNSET, name.lower()), F.lit(False))
@@ -151,7 +151,7 @@ def _fold(changes: DataFrame, config: SinkConfig, written: Collection[str], part
         else (values[name].alias(name) if name in values else F.col(quote(name)))
         for name in columns[: columns.index(UNSET)]
     ]
-    folded += [F.col(name) for name in (IS_TIED, NUM_SUPERSEDED, IS_DELETE, IS_FILL, NEWEST_DELETE)]
+    folded += [F.col(name) for name in (IS_TIED, NUM_SUPERSEDED, IS_DELETE, IS_CARRIED_OVER, NEWEST_DELETE)]
     folded.append((is_unresolved & ~F.col(IS_DELETE) & is_real).alias(IS_UNRESOLVED))
     return _Fold(ordered, ranked, folded)
 

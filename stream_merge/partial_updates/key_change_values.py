@@ -1,7 +1,7 @@
 """Hands the values of a row's old key to its new key, where the change does not send them.
 
-A departure hands the values of its row on: as a change of the new key that gives values but no row (`IS_FILL`), and with its own
-tombstone, for an arrival that is not there yet.
+A departure hands on the values of its row in two ways: as a change of the new key that gives values but no row
+(`IS_CARRIED_OVER`), and with its own tombstone, for an arrival that is not there yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from stream_merge.bridge.sessions import persisted
-from stream_merge.column_names import COLUMN_SEQUENCES, IS_DELETE, IS_FILL, OLD_KEY, UNSET
+from stream_merge.column_names import COLUMN_SEQUENCES, IS_CARRIED_OVER, IS_DELETE, OLD_KEY, UNSET
 from stream_merge.config import SinkConfig
 from stream_merge.order.sequence import contents_hash
 from stream_merge.partial_updates.key_changes import Moves, joined_in_place, next_steps, place_of
@@ -183,8 +183,10 @@ class _Handover:
             self._key.alias("key"),
             self._order.alias("order"),
             # A key that a row comes to was free: what was there before is of another row.
-            F.when(F.col(IS_DELETE) | F.col(IS_FILL), self._order).alias("reset"),
-            F.struct(F.when(F.col(IS_FILL), 1).otherwise(2).alias("kind"), contents.alias("contents")).alias("rank"),
+            F.when(F.col(IS_DELETE) | F.col(IS_CARRIED_OVER), self._order).alias("reset"),
+            F.struct(F.when(F.col(IS_CARRIED_OVER), 1).otherwise(2).alias("kind"), contents.alias("contents")).alias(
+                "rank"
+            ),
             *entries,
         )
 
@@ -294,7 +296,7 @@ class _Handover:
             **of_sequence,
             UNSET: F.concat("moved.unset", F.array(*unknown).cast("array<string>")),
             IS_DELETE: F.lit(False),
-            IS_FILL: F.lit(True),
+            IS_CARRIED_OVER: F.lit(True),
         }
         null = F.lit(None)
         return handed.select(

@@ -33,7 +33,7 @@ class Moves:
     """The changes of keys in a batch whose values have to be handed on: some are not sent, or not in this batch.
 
     Attributes:
-        changes: The batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
+        changes: The batch with `UNSET`, `IS_DELETE`, `IS_CARRIED_OVER`, `OLD_KEY` and `NEW_KEY`.
         departures: The persisted departures whose arrival lacks values or is not in the batch, but for those that are remembered:
             the keys `from` and `to`, structs k0, k1, ..., and the sequence `at`.
         num_departures: How many.
@@ -100,7 +100,7 @@ def find_moves(
     """Give the changes of keys whose values have to be handed on; None if rows take all their values along, as most do.
 
     Args:
-        changes: The batch with `UNSET`, `IS_DELETE`, `IS_FILL`, `OLD_KEY` and `NEW_KEY`.
+        changes: The batch with `UNSET`, `IS_DELETE`, `IS_CARRIED_OVER`, `OLD_KEY` and `NEW_KEY`.
         config: The sink, its sequence in columns.
         partial: What changes may set.
         num_rows: How many rows the batch has, if they are kept and were counted.

@@ -19,8 +19,8 @@ from stream_merge.bridge.statement import ResolvedClause, ResolvedMerge
 from stream_merge.clauses import When
 from stream_merge.column_names import (
     COLUMN_SEQUENCES,
+    IS_CARRIED_OVER,
     IS_DELETE,
-    IS_FILL,
     IS_UNRESOLVED,
     NEWEST_DELETE,
     UNSET,
@@ -77,7 +77,7 @@ class PartialUpdates:
             return {UNSET: "array<string>", IS_UNRESOLVED: "boolean"}
         return {
             IS_DELETE: "boolean",
-            IS_FILL: "boolean",
+            IS_CARRIED_OVER: "boolean",
             NEWEST_DELETE: self.sequence.simpleString(),
             IS_UNRESOLVED: "boolean",
         }
@@ -151,7 +151,7 @@ class _Registers:
         if clause.clause.when is When.NOT_MATCHED_BY_SOURCE:
             return clause
         condition = F.lit(True) if clause.condition is None else clause.condition
-        condition = condition & ~F.col(IS_FILL)
+        condition = condition & ~F.col(IS_CARRIED_OVER)
         if not clause.clause.is_update:
             return replace(clause, condition=condition)
         # Where columns are older than the row, a change that is older than the row may be newer than they are.
@@ -193,7 +193,7 @@ class _Registers:
     def _merged(self, new: Sequence[Column]) -> tuple[Column, ...]:
         old = self._resolved.old_values
         of_change, of_row = self._sequence(new), self._sequence(old)
-        is_upsert = ~F.col(IS_DELETE) & ~F.col(IS_FILL)
+        is_upsert = ~F.col(IS_DELETE) & ~F.col(IS_CARRIED_OVER)
         is_newer = is_upsert & ~(of_change < of_row)
         newest = F.when(is_newer, of_change).otherwise(of_row)
         reset = F.col(NEWEST_DELETE).cast(self._type)
@@ -206,7 +206,7 @@ class _Registers:
             ours = register_sequence(old[self._of_sequences], name, of_row)
             # A delete of the same sequence comes later than the row's value, and counts.
             merged[place], sequences[name] = merged_register(
-                new[place], old[place], theirs, ours, is_reset=~(reset < ours), is_fill=F.col(IS_FILL)
+                new[place], old[place], theirs, ours, is_reset=~(reset < ours), is_fill=F.col(IS_CARRIED_OVER)
             )
         merged[self._of_sequences] = column_sequences(sequences, newest, self._partial)
         return tuple(merged)

@@ -90,7 +90,7 @@ class RetiredFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TombstoneState:
+class TombstoneManifest:
     """What a version of the table says of its tombstones, and of the configuration that they were written under.
 
     Attributes:
@@ -123,7 +123,7 @@ class TombstoneState:
         return json.dumps({"format": _FORMAT, **asdict(self)}, separators=(",", ":"))
 
     @staticmethod
-    def from_json(text: str) -> TombstoneState:
+    def from_json(text: str) -> TombstoneManifest:
         """Return the state that `to_json` wrote.
 
         Raises:
@@ -134,7 +134,7 @@ class TombstoneState:
             raise ConfigurationChangedError(
                 "a newer version of stream_merge has written to this table, whose tombstones this version cannot read; upgrade"
             )
-        return TombstoneState(
+        return TombstoneManifest(
             keys=tuple(values.pop("keys")),
             sequence=tuple(values.pop("sequence")),
             files=tuple(TombstoneFile(**file) for file in values.pop("files")),
@@ -143,7 +143,7 @@ class TombstoneState:
             **values,
         )
 
-    def check(self, name: str, expected: TombstoneState) -> None:
+    def check(self, name: str, expected: TombstoneManifest) -> None:
         """Raise if the sink is configured otherwise than when the table was written.
 
         Raises:
@@ -275,7 +275,7 @@ class Tombstones:
         """Return the highest sequence that `write` writes for the source's rows, as JSON."""
         return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), _AS_JSON)
 
-    def is_undecidable(self, state: TombstoneState) -> Column:
+    def is_undecidable(self, state: TombstoneManifest) -> Column:
         """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
         if state.horizon is None:
             return F.lit(False)
@@ -348,7 +348,7 @@ class Tombstones:
         rows.coalesce(1).write.parquet(self.table.path(path))
         return path
 
-    def maintained(self, state: TombstoneState, *, cutoff_ms: int, now_ms: int) -> tuple[TombstoneState, int]:
+    def maintained(self, state: TombstoneManifest, *, cutoff_ms: int, now_ms: int) -> tuple[TombstoneManifest, int]:
         """Forget what is older than the cutoff, and merge small files when there are many.
 
         A file goes as a whole when its newest tombstone is too old, and row by row when it is merged.
@@ -454,7 +454,7 @@ class Tombstones:
         found = summary(united, _highest())[0]
         return None if found is None else str(found)
 
-    def clean_up(self, state: TombstoneState, *, now_ms: int) -> None:
+    def clean_up(self, state: TombstoneManifest, *, now_ms: int) -> None:
         """Delete the files that no version of the time that RESTORE reaches back names, and what failed attempts left behind."""
         paths = [file.path for file in state.files] + [file.path for file in state.retired]
         named = {path.rpartition("/")[2] for path in paths}

@@ -19,7 +19,7 @@ from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.sessions import classic_session, persisted
 from stream_merge.bridge.statement import manual_operation
 from stream_merge.bridge.table import Table, open_table
-from stream_merge.bridge.threads import Alongside
+from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID
 from stream_merge.config import SinkConfig
@@ -32,8 +32,8 @@ from stream_merge.tombstones.manifest import (
     FOLDER,
     RetiredFile,
     TombstoneFile,
+    TombstoneManifest,
     Tombstones,
-    TombstoneState,
 )
 from stream_merge.tombstones.reach import Reach
 
@@ -53,7 +53,7 @@ _REPLACING = frozenset(
 
 
 @dataclass(slots=True, kw_only=True)
-class ChangeMemory:
+class TombstoneStore:
     """The tombstones of a table as one micro-batch reads and continues them.
 
     Attributes:
@@ -65,7 +65,7 @@ class ChangeMemory:
     """
 
     tombstones: Tombstones
-    state: TombstoneState
+    state: TombstoneManifest
     retention_ms: int
     reach: Reach
     is_truncated: bool = False
@@ -90,7 +90,7 @@ class ChangeMemory:
         rows = deletes()
         reached("remembering")
         description = f"{batch_name}: remember deletes"
-        with Alongside(
+        with BackgroundTask(
             rows.sparkSession, description, lambda: self.tombstones.write(rows, num_deletes, highest, now_ms())
         ) as writing:
             yield
@@ -99,7 +99,7 @@ class ChangeMemory:
 
     def next_state(
         self, num_deletes: int, read_version: int, *, partial: PartialUpdates | None
-    ) -> tuple[TombstoneState, dict[str, int]]:
+    ) -> tuple[TombstoneManifest, dict[str, int]]:
         """Forget what is too old, and return the state for the commit, with its metrics.
 
         Args:
@@ -114,7 +114,7 @@ class ChangeMemory:
             left_alone = partial.unwritten if partial.is_always else ()
             older = tuple(sorted({*older, *(name.lower() for name in (*partial.columns, *left_alone))}))
 
-        def maintained(remembered: Sequence[TombstoneFile]) -> tuple[TombstoneState, int]:
+        def maintained(remembered: Sequence[TombstoneFile]) -> tuple[TombstoneManifest, int]:
             files = (*remembered, *self._moved, *([self._written] if self._written else []))
             state = replace(self.state, read_version=read_version, files=files, older_columns=older)
             return self.tombstones.maintained(state, cutoff_ms=now - self.retention_ms, now_ms=now)
@@ -178,11 +178,9 @@ class ChangeMemory:
         reached("truncating")
         return newest
 
-    def take_over(self, earlier: ChangeMemory) -> bool:
+    def take_over(self, earlier: TombstoneStore) -> bool:
         """Take over what an earlier attempt wrote, if the table still remembers the same; return whether it does."""
-        mine, theirs = (
-            (memory.state.files, memory.state.horizon, memory.state.truncated) for memory in (self, earlier)
-        )
+        mine, theirs = ((store.state.files, store.state.horizon, store.state.truncated) for store in (self, earlier))
         is_same = mine == theirs
         if is_same:
             self._written = earlier._written
@@ -225,7 +223,7 @@ class ChangeMemory:
         """Whether rows of the batch got another key and their values were kept."""
         return bool(self._moved)
 
-    def after_commit(self, state: TombstoneState, cleaned_ms: int) -> int:
+    def after_commit(self, state: TombstoneManifest, cleaned_ms: int) -> int:
         """Clean up when files were retired, or have been for long enough, and once a day for what killed attempts left behind.
 
         Args:
@@ -242,7 +240,7 @@ class ChangeMemory:
         return now
 
 
-def recall(
+def load_store(
     config: SinkConfig,
     ordered: SinkConfig,
     table: Table,
@@ -250,7 +248,7 @@ def recall(
     *,
     had_registers: bool,
     reach: Reach,
-) -> ChangeMemory | None:
+) -> TombstoneStore | None:
     """Return what the table remembers; None when the sink keeps no tombstones.
 
     Args:
@@ -266,7 +264,7 @@ def recall(
     """
     if not config.keeps_tombstones:
         return None
-    fresh = TombstoneState(
+    fresh = TombstoneManifest(
         keys=ordered.keys,
         sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
         older_columns=None if had_registers else (),
@@ -284,7 +282,7 @@ def recall(
         is_null_safe=config.null_keys == "match",
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
-    return ChangeMemory(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
+    return TombstoneStore(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
 
 
 def _older_columns(table: Table, transaction: Transaction) -> tuple[str, ...]:
@@ -313,7 +311,7 @@ def _schema_of(transaction: Transaction) -> StructType:
     return StructType.fromJson(transaction.schema)
 
 
-def _state_of(table: Table, transaction: Transaction, fresh: TombstoneState) -> TombstoneState:
+def _state_of(table: Table, transaction: Transaction, fresh: TombstoneManifest) -> TombstoneManifest:
     """Return the state of the version that is read.
 
     RESTORE leaves a table's metadata domains as they were, so the commits since the state was written are looked through
@@ -324,7 +322,7 @@ def _state_of(table: Table, transaction: Transaction, fresh: TombstoneState) -> 
         # A table that was replaced, or made to forget: a RESTORE may want what it remembered.
         found = table.list_folder(FOLDER)
         return replace(fresh, retired=tuple(RetiredFile(path=f"{FOLDER}/{name}", since_ms=now_ms()) for name in found))
-    newest = TombstoneState.from_json(text)
+    newest = TombstoneManifest.from_json(text)
     state = _state_at(table, transaction.version, newest) or fresh
     if state is newest:
         return newest
@@ -334,7 +332,7 @@ def _state_of(table: Table, transaction: Transaction, fresh: TombstoneState) -> 
     return replace(state, retired=(*state.retired, *(file for file in left if file.path not in named)))
 
 
-def _state_at(table: Table, version: int, known: TombstoneState | None) -> TombstoneState | None:
+def _state_at(table: Table, version: int, known: TombstoneManifest | None) -> TombstoneManifest | None:
     """Return the state that the commits up to a version give.
 
     Args:
@@ -353,7 +351,7 @@ def _state_at(table: Table, version: int, known: TombstoneState | None) -> Tombs
         for action in commit:
             metadata = action.get("domainMetadata", {})
             if metadata.get("domain") == DOMAIN:
-                return None if metadata.get("removed") else TombstoneState.from_json(metadata["configuration"])
+                return None if metadata.get("removed") else TombstoneManifest.from_json(metadata["configuration"])
         info: dict[str, Any] = next((action["commitInfo"] for action in commit if "commitInfo" in action), {})
         if info.get("operation") in _REPLACING:
             return None

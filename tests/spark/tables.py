@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable, IdentityGenerator
 
 from stream_merge import MergeSink, merge_sink
-from stream_merge.tombstones.manifest import DOMAIN, TombstoneState
+from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
 from tests.spark.delta_log import actions_of, latest_version
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def change_rows(spark: SparkSession, path: str, version: int) -> list[tuple[Any,
     return sorted((tuple(row) for row in rows), key=repr)
 
 
-def recorded_state(path: str) -> TombstoneState:
+def recorded_state(path: str) -> TombstoneManifest:
     """Return what the newest commit that says so remembers of deletes."""
     for version in range(latest_version(path), -1, -1):
         for metadata in actions_of(path, version, "domainMetadata"):
             if metadata["domain"] == DOMAIN:
-                return TombstoneState.from_json(metadata["configuration"])
+                return TombstoneManifest.from_json(metadata["configuration"])
     raise AssertionError(f"{path} remembers nothing")

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_merge import MergeSink, merge_sink
-from stream_merge.bridge.threads import Alongside
+from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.errors import ConstraintViolationError, StreamMergeError
 from stream_merge.tombstones.manifest import FOLDER
 from tests.spark.delta_log import latest_version
@@ -36,7 +36,7 @@ def fail(message: str) -> None:
 def test_a_call_has_the_callers_properties_of_spark(spark: SparkSession) -> None:
     spark.sparkContext.setLocalProperty("spark.test.of", "the caller")
     try:
-        with Alongside(spark, "what it does", lambda: read_properties(spark)) as running:
+        with BackgroundTask(spark, "what it does", lambda: read_properties(spark)) as running:
             inside = running.result()
         assert inside == ("the caller", "what it does")
         assert spark.sparkContext.getLocalProperty("spark.job.description") != "what it does"
@@ -51,7 +51,7 @@ def read_properties(spark: SparkSession) -> tuple[str | None, ...]:
 
 def test_a_fault_of_the_call_is_raised_at_the_end_of_the_block(spark: SparkSession) -> None:
     done = []
-    with pytest.raises(OwnError, match="of the call"), Alongside(spark, "fails", lambda: fail("of the call")):
+    with pytest.raises(OwnError, match="of the call"), BackgroundTask(spark, "fails", lambda: fail("of the call")):
         done.append("the block")
     assert done == ["the block"]
 
@@ -64,7 +64,7 @@ def test_a_fault_of_the_block_waits_for_the_call(spark: SparkSession) -> None:
         done.append("the call")
         fail("of the call")
 
-    with pytest.raises(OwnError, match="of the block"), Alongside(spark, "fails", call):
+    with pytest.raises(OwnError, match="of the block"), BackgroundTask(spark, "fails", call):
         fail("of the block")
     assert done == ["the call"]
 

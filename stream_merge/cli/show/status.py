@@ -249,8 +249,8 @@ def remembered_deletes(state: str) -> RememberedDeletes:
     Raises:
         ConfigurationChangedError: A newer version of this library wrote it.
     """
-    from stream_merge.tombstones.manifest import TombstoneState
+    from stream_merge.tombstones.manifest import TombstoneManifest
 
-    tombstones = TombstoneState.from_json(state)
+    tombstones = TombstoneManifest.from_json(state)
     oldest = min((file.oldest_ms for file in tombstones.files), default=None)
     return RememberedDeletes(num_rows=tombstones.num_rows, oldest=None if oldest is None else time_of(oldest))

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import planned_at_once
-from stream_merge.bridge.threads import Alongside
+from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.clauses import When
 from stream_merge.column_names import ROW, SOURCE_ID
 from stream_merge.merge.job import MergeJob, first_applying
@@ -222,7 +222,7 @@ def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     newest: dict[int, Any] = {}
     if job.order_by:
         sequences = target.groupBy(checksum_column()).agg(F.max(sequence_of(job, target)).alias("sequence"))
-        with Alongside(
+        with BackgroundTask(
             target.sparkSession, f"{job.batch}: locate", lambda: planned_at_once(sequences).toArrow()
         ) as looking:
             table = entries.toArrow()
