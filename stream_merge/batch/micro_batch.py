@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import steps
+from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
 from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.column_checks import check_columns, tell_left_out
 from stream_merge.batch.commit import BatchCommit
 from stream_merge.batch.preparation import Preparation
+from stream_merge.batch.staging import Staging
 from stream_merge.batch.target import prepare_target, prepared
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS
@@ -27,20 +28,17 @@ from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Action, Clause, When, find_clause_faults
 from stream_merge.config import NO_QUARANTINE_IN_COMPLETE, SinkConfig
 from stream_merge.errors import ClauseError, CommitConflictError, ConfigError, TargetNotFoundError
-from stream_merge.merge.job import MergeJob, Staged, count_skipping
+from stream_merge.merge.job import Staged
 from stream_merge.merge.overwrite import stage_overwrite
-from stream_merge.merge.source import Source, deletes
 from stream_merge.merge.statement import effective_clauses
-from stream_merge.merge.strategies import run_engine
 from stream_merge.metrics import COUNTERS, MergeResult, PhaseTimer, delta_name
 from stream_merge.partial_updates.registers import has_column_sequences, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
 from stream_merge.sql import quote
 from stream_merge.table.exactly_once import BatchIdentity, called_once
-from stream_merge.table.features import check_supported, has_change_feed, has_deletion_vectors
-from stream_merge.table.files import DataFile, TableFiles
+from stream_merge.table.features import check_supported, has_deletion_vectors
 from stream_merge.table.log_stores import check_log_store
-from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
+from stream_merge.tombstones.manifest import TombstoneManifest
 from stream_merge.tombstones.store import TombstoneStore, load_store
 
 logger = logging.getLogger("stream_merge")
@@ -74,10 +72,7 @@ class MicroBatch:
         is_complete: Whether the batch is the whole result.
         commit: Commits what is staged.
         preparation: What becomes of the batch before it is merged.
-        is_created: Whether the target was made for the batch.
-        had_registers: Whether the target had the column for the sequences of single columns when the batch came.
-        store: The deletes that the table remembers.
-        remembered: What it will remember after the commit.
+        staging: Writes the files of an attempt.
     """
 
     config: SinkConfig
@@ -89,13 +84,18 @@ class MicroBatch:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     commit: BatchCommit = field(init=False)
     preparation: Preparation = field(init=False)
-    is_created: bool = False
-    had_registers: bool = False
-    store: TombstoneStore | None = None
-    remembered: TombstoneManifest | None = None
+    staging: Staging = field(init=False)
 
     def __post_init__(self) -> None:
         self.preparation = Preparation(config=self.config, received=self.frame, identity=self.identity, name=self.name)
+        self.staging = Staging(
+            config=self.config,
+            state=self.state,
+            preparation=self.preparation,
+            name=self.name,
+            is_recorded=self.identity is not None,
+            timer=self.timer,
+        )
         self.commit = BatchCommit(
             config=self.config,
             state=self.state,
@@ -125,7 +125,7 @@ class MicroBatch:
         clauses = () if self.is_complete else checked_clauses(self.config)
         with self.timer.phase("open"):
             check_columns(self.frame, self.config)
-            table = self._table()
+            table, is_created = self._table()
             transaction = table.begin()
             table_id = str(transaction.metadata["id"])
             is_applied = self.identity is not None and self.identity.is_applied(transaction, self._last(table_id))
@@ -135,7 +135,7 @@ class MicroBatch:
             if is_applied:
                 self._keep(table_id)
                 return self._skip("the table holds this batch already")
-            return self._run(clauses, table, transaction)
+            return self._run(clauses, table, transaction, is_created=is_created)
 
     def _last(self, table_id: str) -> int | None:
         """Return the last micro-batch that the table has got under the same application id, as far as that is known.
@@ -169,7 +169,9 @@ class MicroBatch:
             # The batch is in the table: that its note is missing must not make it look like a failure.
             logger.warning("%s: committed, but the checkpoint could not take a note of it", self.name, exc_info=True)
 
-    def _run(self, clauses: tuple[Clause, ...], table: Table, transaction: Transaction) -> MergeResult:
+    def _run(
+        self, clauses: tuple[Clause, ...], table: Table, transaction: Transaction, *, is_created: bool
+    ) -> MergeResult:
         """Merge the batch, which the table does not hold."""
         check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
         plan = self._plan(clauses, transaction)
@@ -180,19 +182,19 @@ class MicroBatch:
                 raise ConfigError([NO_QUARANTINE_IN_COMPLETE])
             return self._overwrite(plan, table, transaction, self_read)
         with self.timer.phase("open"):
-            is_empty = self.is_created and transaction.version == 0
+            is_empty = is_created and transaction.version == 0
             names = [field["name"] for field in transaction.schema["fields"]]
-            self.had_registers = has_column_sequences(transaction) and not is_empty
+            had_registers = has_column_sequences(transaction) and not is_empty
             tell_left_out(self.spark, self.config, clauses, self.frame.columns, names, self.state.left_out)
             transaction = prepare_target(self.config, self.frame, table, transaction)
             self.preparation.arrange(transaction)
-            self.store = self._load_store(table, transaction)
-        clauses = checked_clauses(self.preparation.ordered)
-        return self._merge(plan, clauses, table, transaction, self_read)
+            opened = Opened(transaction=transaction, had_registers=had_registers)
+            store = self._load_store(table, opened)
+        return self._merge(plan, table, opened, store, self_read)
 
-    def _table(self) -> Table:
-        """Return the target, made first if it may be; not in the place of one that this process has written for the query."""
-        config = self.config
+    def _table(self) -> tuple[Table, bool]:
+        """Return the target and whether it was created just now; never in the place of one that this process has written."""
+        config, is_created = self.config, False
         if config.create_if_missing and not table_exists(self.spark, config.target):
             if self.identity is not None and self.identity.app_id == self.state.app_id:
                 raise TargetNotFoundError(
@@ -213,11 +215,11 @@ class MicroBatch:
                 cluster_by=config.cluster_by,
                 properties=properties,
             )
-            self.is_created = True
+            is_created = True
             steps.reached("created")
         table = open_table(self.spark, config.target)
         self._check_log_store(table)
-        return table
+        return table, is_created
 
     def _check_log_store(self, table: Table) -> None:
         """Refuse a table whose commits other writers may overwrite; each is looked at once."""
@@ -255,98 +257,152 @@ class MicroBatch:
     def _merge(
         self,
         plan: MergePlan,
-        clauses: tuple[Clause, ...],
         table: Table,
-        transaction: Transaction,
+        opened: Opened,
+        store: TombstoneStore | None,
         self_read: SelfRead,
     ) -> MergeResult:
-        preparation = self.preparation
+        """Stage and commit the batch, again on a newer version after each conflict, until it is in the table."""
+        written: Any = None
         with ExitStack() as stack:
-            with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
-                batch = stack.enter_context(
-                    preparation.accepted(
-                        transaction, self.store, lambda frame: self._analyse(clauses, transaction, frame)
-                    )
-                )
-                resolved = self._resolve(clauses, transaction)
-                rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
-                source = stack.enter_context(preparation.measured(rows, resolved, transaction, self.store))
+            attempt = self._first_attempt(plan, opened, store, stack)
             steps.reached("after_persist")
-            written: Any = None
             while True:
-                staged = self._stage(plan, resolved, transaction, source, self_read, written)
-                operation = resolved.operation([delta_name(name) for name in COUNTERS], self.config.user_metadata)
-                counts = self._counts(staged, source.num_rows)
+                staged, remembered = self.staging.stage(attempt, self_read, written)
+                operation = attempt.resolved.operation(
+                    [delta_name(name) for name in COUNTERS], self.config.user_metadata
+                )
+                counts = self._counts(staged, attempt.source.num_rows)
                 version, is_settled = self.commit.attempt(
-                    self.spark, table, transaction, staged, operation, counts, self_read
+                    self.spark, table, attempt.transaction, staged, operation, counts, self_read
                 )
                 if is_settled:
                     break
-                before, earlier = transaction, self.store
-                with self.timer.phase("open"):
-                    opened = self._begin_again(table, before)
-                    if opened is None:
-                        version = None
-                        break
-                    transaction, folded = opened, preparation.partial
-                    is_rearranged = preparation.depends_on_columns and before.schema != transaction.schema
-                    if is_rearranged:
-                        # Another sink may have added its columns, which this one has to keep as well.
-                        preparation.arrange(transaction)
-                        clauses = checked_clauses(preparation.ordered)
-                    self.store = self._load_store(table, transaction)
-                    if is_rearranged:
-                        batch = stack.enter_context(preparation.arranged(transaction, self.store))
-                    preparation.narrow(self.store)
-                    resolved = self._resolve(clauses, transaction)
-                is_same = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
-                if not is_same:
-                    check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
-                    plan = self._plan(clauses, transaction)
-                    source = replace(source, is_independent=False)
-                is_refolded = preparation.is_paired or is_rearranged or preparation.partial != folded
-                is_same = is_same and not is_refolded
-                if is_rearranged or not self._takes_over(earlier, is_refolded=is_refolded):
-                    # Another sink's deletes: they may make other changes outdated. Rows whose key changes may be others, a
-                    # table of whole rows may have got others, and of equal rows without a key others may be left.
-                    if is_refolded or (earlier is not None and earlier.has_moved):
-                        rows = stack.enter_context(self._evaluated(batch, resolved, transaction))
-                    source = stack.enter_context(preparation.measured(rows, resolved, transaction, self.store))
-                    is_same = False
-                written = staged.reusable if is_same else None
-        return self._committed(plan, version, counts, resolved, staged.locator, str(transaction.metadata["id"]))
+                again = self._next_attempt(attempt, table, stack)
+                if again is None:
+                    version = None
+                    break
+                attempt, kept = again
+                written = staged.reusable if kept.written else None
+        return self._committed(
+            attempt.plan,
+            version,
+            counts,
+            attempt.resolved,
+            staged.locator,
+            str(attempt.transaction.metadata["id"]),
+            remembers=(attempt.store, remembered) if attempt.store and remembered else None,
+        )
 
-    def _begin_again(self, table: Table, before: Transaction) -> Transaction | None:
+    def _first_attempt(
+        self, plan: MergePlan, opened: Opened, store: TombstoneStore | None, stack: ExitStack
+    ) -> Attempt:
+        """Prepare the batch for the version that was opened first; its rows are kept until the stack is closed."""
+        preparation, transaction = self.preparation, opened.transaction
+        clauses = checked_clauses(preparation.ordered)
+        with self.timer.phase("source"), sessions.job_description(self.spark, f"{self.name}: read the source"):
+            batch = stack.enter_context(
+                preparation.accepted(transaction, store, lambda frame: self._analyse(clauses, transaction, frame))
+            )
+            resolved = self._resolve(clauses, transaction, store)
+            rows = stack.enter_context(self._evaluated(batch, resolved, transaction, store))
+            source = stack.enter_context(preparation.measured(rows, resolved, transaction, store))
+        return Attempt(
+            opened=opened,
+            clauses=clauses,
+            plan=plan,
+            store=store,
+            batch=batch,
+            resolved=resolved,
+            rows=rows,
+            source=source,
+        )
+
+    def _next_attempt(self, earlier: Attempt, table: Table, stack: ExitStack) -> tuple[Attempt, Kept] | None:
+        """Prepare the batch for a newer version after a conflict, with all of the earlier attempt that holds.
+
+        Returns:
+            The attempt and what it keeps; None if another process has committed the batch by now.
+        """
+        preparation, before = self.preparation, earlier.transaction
+        clauses, batch, folded = earlier.clauses, earlier.batch, preparation.partial
+        with self.timer.phase("open"):
+            opened = self._begin_again(table, earlier)
+            if opened is None:
+                return None
+            transaction = opened.transaction
+            is_rearranged = preparation.depends_on_columns and before.schema != transaction.schema
+            if is_rearranged:
+                # Another sink may have added its columns, which this one has to keep as well.
+                preparation.arrange(transaction)
+                clauses = checked_clauses(preparation.ordered)
+            store = self._load_store(table, opened)
+            if is_rearranged:
+                batch = stack.enter_context(preparation.arranged(transaction, store))
+            preparation.narrow(store)
+            resolved = self._resolve(clauses, transaction, store)
+        is_same_table = (before.metadata, before.protocol) == (transaction.metadata, transaction.protocol)
+        is_refolded = preparation.is_paired or is_rearranged or preparation.partial != folded
+        has_moved_rows = earlier.store is not None and earlier.store.has_moved
+        has_same_deletes = store is None or earlier.store is None
+        if store is not None and earlier.store is not None and not is_refolded and not has_moved_rows:
+            has_same_deletes = store.take_over(earlier.store)
+        kept = what_can_be_kept(
+            is_same_table=is_same_table,
+            is_rearranged=is_rearranged,
+            is_refolded=is_refolded,
+            has_moved_rows=has_moved_rows,
+            has_same_deletes=has_same_deletes,
+        )
+        plan, source, rows = earlier.plan, earlier.source, earlier.rows
+        if not is_same_table:
+            check_supported(self.config.target, transaction.metadata, transaction.protocol, transaction.schema)
+            plan = self._plan(clauses, transaction)
+            source = replace(source, is_independent=False)
+        if not kept.evaluated:
+            rows = stack.enter_context(self._evaluated(batch, resolved, transaction, store))
+        if not kept.measured:
+            source = stack.enter_context(preparation.measured(rows, resolved, transaction, store))
+        attempt = Attempt(
+            opened=opened,
+            clauses=clauses,
+            plan=plan,
+            store=store,
+            batch=batch,
+            resolved=resolved,
+            rows=rows,
+            source=source,
+        )
+        return attempt, kept
+
+    def _begin_again(self, table: Table, earlier: Attempt) -> Opened | None:
         """Open the table for another attempt, with all that the sink needs to keep order; None if it has the batch by now."""
-        transaction = table.begin()
+        before, transaction = earlier.transaction, table.begin()
         if self.commit.is_applied(transaction):
             return None
         if (before.schema, before.protocol) == (transaction.schema, transaction.protocol):
-            return transaction
+            return Opened(transaction=transaction, had_registers=earlier.opened.had_registers)
         # A RESTORE takes away what the sink has added since, its columns and maybe the table feature.
-        self.had_registers = has_column_sequences(transaction)
+        had_registers = has_column_sequences(transaction)
         anew = prepare_target(self.config, self.frame, table, transaction)
-        return None if anew is not transaction and self.commit.is_applied(anew) else anew
+        if anew is not transaction and self.commit.is_applied(anew):
+            return None
+        return Opened(transaction=anew, had_registers=had_registers)
 
-    def _takes_over(self, earlier: TombstoneStore | None, *, is_refolded: bool) -> bool:
-        """Return whether what was found with the deletes of the earlier version holds with those of this one."""
-        if self.store is None or earlier is None:
-            return True
-        return not is_refolded and not earlier.has_moved and self.store.take_over(earlier)
-
-    def _resolve(self, clauses: tuple[Clause, ...], transaction: Transaction) -> ResolvedMerge:
+    def _resolve(
+        self, clauses: tuple[Clause, ...], transaction: Transaction, store: TombstoneStore | None
+    ) -> ResolvedMerge:
         """Return the resolved statement; after a TRUNCATE it deletes the rows that are older."""
         truncates, partial = self.preparation.truncates, self.preparation.partial
-        truncated = self.store.truncate(truncates) if self.store and truncates is not None else None
-        if truncated is None:
+        truncated = store.truncate(truncates) if store and truncates is not None else None
+        if store is None or truncated is None:
             return self._analyse(clauses, transaction)
-        assert self.store is not None
         # Delta resolves the clauses; what is older stands in no statement, since it is another for each TRUNCATE.
         added = [Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.DELETE, condition="true")]
         if partial is not None:
             added.append(Clause(when=When.NOT_MATCHED_BY_SOURCE, action=Action.UPDATE))
         resolved = self._analyse((*clauses, *added), transaction)
-        tombstones = self.store.tombstones
+        tombstones = store.tombstones
         kept, new = resolved.clauses[: -len(added)], list(resolved.clauses[-len(added) :])
         new[0] = replace(new[0], condition=tombstones.is_older(resolved, truncated))
         if partial is not None:
@@ -354,13 +410,13 @@ class MicroBatch:
             new[1] = reset_clause(new[1], resolved, self.preparation.ordered, partial, moment)
         return resolved.with_clauses((*kept, *new))
 
-    def _load_store(self, table: Table, transaction: Transaction) -> TombstoneStore | None:
+    def _load_store(self, table: Table, opened: Opened) -> TombstoneStore | None:
         return load_store(
             self.config,
             self.preparation.ordered,
             table,
-            transaction,
-            had_registers=self.had_registers,
+            opened.transaction,
+            had_registers=opened.had_registers,
             reach=self.state.reach,
         )
 
@@ -372,106 +428,11 @@ class MicroBatch:
         return self.state.resolve(batch, transaction, preparation.ordered, clauses, preparation.partial)
 
     def _evaluated(
-        self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction
+        self, batch: DataFrame, resolved: ResolvedMerge, transaction: Transaction, store: TombstoneStore | None
     ) -> AbstractContextManager[DataFrame]:
         return self.preparation.evaluated(
-            batch, resolved, transaction, self.store, lambda: self._active_files(transaction)
+            batch, resolved, transaction, store, lambda: self.staging.active_files(transaction)
         )
-
-    def _stage(
-        self,
-        plan: MergePlan,
-        resolved: ResolvedMerge,
-        transaction: Transaction,
-        source: Source,
-        self_read: SelfRead,
-        written: Any,
-    ) -> Staged:
-        with self.timer.phase("open"):
-            files = self._active_files(transaction)
-            resolved.evolve_schema(transaction)
-            needs_all = any(c.clause.when.value == "not_matched_by_source" for c in resolved.clauses)
-            candidates = files.all() if needs_all else self._candidates(resolved, transaction, source)
-            if self_read.is_read:
-                transaction.read_whole_table()
-            limits = {} if needs_all else source.partition_values(transaction.partition_columns)
-            transaction.track_read([file.add for file in candidates], limits)
-        with self._remembering(resolved, source):
-            if source.num_rows == 0 and not needs_all:
-                staged = Staged()
-            else:
-                staged = run_engine(
-                    plan.strategy,
-                    MergeJob(
-                        resolved=resolved,
-                        transaction=transaction,
-                        source=source,
-                        files=files,
-                        candidates=candidates,
-                        vectors=self.state.vectors,
-                        index=self.state.index,
-                        locator=self.config.locator,
-                        check_cardinality=self.config.check_cardinality,
-                        skip_unchanged=self.config.skip_unchanged,
-                        order_by=self.preparation.ordered.sequence_columns if self.config.keeps_order else (),
-                        expects_newer_rows=self.state.had_newer_rows,
-                        has_change_feed=has_change_feed(transaction.properties),
-                        batch=self.name,
-                        timer=self.timer,
-                        written=written,
-                    ),
-                )
-        staged.counts |= count_skipping(files.all(), candidates)
-        staged.counts |= source.counts
-        self.state.had_newer_rows = bool(staged.counts.get("num_stale_rows"))
-        if self.store is not None:
-            self._remember(self.store, staged, transaction, source)
-        return staged
-
-    @contextmanager
-    def _remembering(self, resolved: ResolvedMerge, source: Source) -> Iterator[None]:
-        """Write the batch's tombstones, if it has any, beside what the block does."""
-        with ExitStack() as stack:
-            if self.store is not None:
-
-                def deleted() -> DataFrame:
-                    return resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
-
-                stack.enter_context(
-                    self.store.remembering(deleted, source.num_deletes, source.highest_delete, self.name)
-                )
-            yield
-            with self.timer.phase("stage"):
-                stack.close()
-
-    def _remember(self, store: TombstoneStore, staged: Staged, transaction: Transaction, source: Source) -> None:
-        """Stage what the table remembers. A merge outside a stream that changes nothing commits nothing."""
-        with self.timer.phase("stage"), sessions.job_description(self.spark, f"{self.name}: remember deletes"):
-            self.remembered, counts = store.next_state(
-                source.num_deletes, transaction.version, partial=self.preparation.partial
-            )
-        staged.counts |= counts
-        changes = staged.changes
-        has_files = bool(staged.counts.get("num_target_files_added") or changes.removes)
-        is_new = store.is_truncated or self.remembered.files != store.state.files
-        if self.identity or has_files or is_new:
-            changes.domain_metadata[DOMAIN] = self.remembered.to_json()
-
-    def _active_files(self, transaction: Transaction) -> TableFiles:
-        self.state.files.advance(
-            str(transaction.metadata["id"]),
-            transaction.version,
-            read_commit=transaction.table.read_commit,
-            load=transaction.all_files,
-        )
-        return self.state.files
-
-    def _candidates(self, resolved: ResolvedMerge, transaction: Transaction, source: Source) -> list[DataFile]:
-        if source.num_rows == 0:
-            return []
-        predicates = resolved.target_predicates
-        paths = transaction.skip_files(predicates) if predicates is not None else None
-        return self.state.files.may_match(source.key_ranges(transaction.schema), paths)
 
     def _overwrite(self, plan: MergePlan, table: Table, transaction: Transaction, self_read: SelfRead) -> MergeResult:
         query_id = self.query.query_id if self.query else ""
@@ -508,6 +469,8 @@ class MicroBatch:
         resolved: ResolvedMerge | None,
         locator: str | None,
         table_id: str,
+        *,
+        remembers: tuple[TombstoneStore, TombstoneManifest] | None = None,
     ) -> MergeResult:
         """Clean up, and tell Spark and the log what happened."""
         if self.identity is not None:
@@ -518,8 +481,9 @@ class MicroBatch:
         try:
             if resolved is not None:
                 resolved.refresh_cached_readers()
-            if self.store and self.remembered and version is not None:
-                self.state.cleaned_ms = self.store.after_commit(self.remembered, self.state.cleaned_ms)
+            if remembers is not None and version is not None:
+                store, remembered = remembers
+                self.state.cleaned_ms = store.after_commit(remembered, self.state.cleaned_ms)
             if self.query is not None:
                 self.state.operation_metrics(self.spark).show(self.query, f"MergeSink [{self.config.target}]")
         except JVM_ERRORS:

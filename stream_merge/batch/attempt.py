@@ -1,0 +1,93 @@
+"""One attempt to merge a micro-batch into one version of the table, and what of it holds for the next attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from stream_merge.bridge.statement import ResolvedMerge
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.clauses import Clause
+from stream_merge.merge.source import Source
+from stream_merge.plan import MergePlan
+from stream_merge.tombstones.store import TombstoneStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A version of the table that is read.
+
+    Attributes:
+        transaction: Delta's transaction on it.
+        had_registers: Whether the table had the column for the sequences of single columns before this batch.
+    """
+
+    transaction: Transaction
+    had_registers: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A micro-batch on its way into one version of the table.
+
+    Attributes:
+        opened: The version.
+        clauses: The clauses that are carried out.
+        plan: The strategy.
+        store: The deletes that this version remembers, if the sink keeps any.
+        batch: The rows that can be merged.
+        resolved: The statement.
+        rows: What is merged of the batch, evaluated once.
+        source: The same, measured, without what a remembered delete outdates.
+    """
+
+    opened: Opened
+    clauses: tuple[Clause, ...]
+    plan: MergePlan
+    store: TombstoneStore | None
+    batch: DataFrame
+    resolved: ResolvedMerge
+    rows: DataFrame
+    source: Source
+
+    @property
+    def transaction(self) -> Transaction:
+        """Delta's transaction on the version that is read."""
+        return self.opened.transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What an attempt that met a conflict leaves to the next one.
+
+    Attributes:
+        evaluated: The evaluated rows.
+        measured: The measured source.
+        written: The new files that do not depend on the target.
+    """
+
+    evaluated: bool
+    measured: bool
+    written: bool
+
+
+def what_can_be_kept(
+    *, is_same_table: bool, is_rearranged: bool, is_refolded: bool, has_moved_rows: bool, has_same_deletes: bool
+) -> Kept:
+    """Return what of an attempt holds for a newer version of the table.
+
+    Args:
+        is_same_table: Whether metadata and protocol are the same.
+        is_rearranged: Whether the target has other columns, and the sink goes by them.
+        is_refolded: Whether the rows to merge are made of the batch in another way: it is rearranged, changes set other single
+            columns, or rows without a key are paired, which depends on the rows that are left.
+        has_moved_rows: Whether rows got another key, and took values from the target.
+        has_same_deletes: Whether the remembered deletes outdate the same changes.
+    """
+    measured = has_same_deletes and not is_rearranged
+    return Kept(
+        evaluated=measured or not (is_refolded or has_moved_rows),
+        measured=measured,
+        written=measured and is_same_table and not is_refolded,
+    )
