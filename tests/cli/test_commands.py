@@ -280,7 +280,7 @@ def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, wr
     running = start_command("run", "pipeline.toml")
     running.wait_for("./lake/orders: batch 0, version")
     address = running.stderr.split("metrics for Prometheus at ")[1].split()[0]
-    with urllib.request.urlopen(address, timeout=5) as answer:
+    with urllib.request.urlopen(address, timeout=30) as answer:
         served = answer.read().decode()
     assert 'stream_merge_up{pipeline="shop"} 1.0' in served
     assert 'stream_merge_rows_total{change="inserted",pipeline="shop",table="./lake/orders"} 1.0' in served
