@@ -20,7 +20,7 @@ demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and 
 	$(VENV)/bin/python -m demo $(ARGS)
 
 test: $(VENV)/classes.jsa ## Run all tests on the newest supported Spark and Delta
-	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS -XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa -Xlog:cds*=off" \
+	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa' -Xlog:cds*=off" \
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta

@@ -19,7 +19,7 @@ from tests.streaming.child_session import start_session
 def main() -> None:
     """Write the archive that the argument names."""
     conf = {**SESSION_CONF, "spark.jars.packages": delta_package(), "spark.driver.memory": "1g"}
-    conf["spark.driver.extraJavaOptions"] += f" -XX:ArchiveClassesAtExit={sys.argv[1]} -Xlog:cds*=off"
+    conf["spark.driver.extraJavaOptions"] += f" '-XX:ArchiveClassesAtExit={sys.argv[1]}' -Xlog:cds*=off"
     with tempfile.TemporaryDirectory() as folder:
         spark = start_session(conf, Path(folder, "warehouse"))
         source = str(Path(folder, "source"))
