@@ -16,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from pyspark.errors import PySparkException
 
 from stream_merge import MergeSink, merge_sink, steps
-from stream_merge.column_names import SEQUENCE
 from tests.random.faulty import FaultyFileSystem
-from tests.random.model import Row, TableModel, exact_rows, plain
+from tests.random.model import OWN, Row, TableModel, exact_rows, plain
 from tests.random.statistics import wrong_statistics
 from tests.random.values import BOTH, KEYS, SEQUENCES, TEXTS, as_text, fits
 from tests.spark.delta_log import actions_of, latest_version
@@ -26,7 +25,12 @@ from tests.spark.delta_log import actions_of, latest_version
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ORDERED, UPSERT, COUNT = "ordered", "upsert", "count"
+ORDERED, COLUMNS, UPSERT, COUNT = "ordered", "columns", "upsert", "count"
+IN_ORDER = (ORDERED, COLUMNS)
+KEY = "a struct of the keys"
+OF_CHANGES = {"op": "STRING", "unset": "ARRAY<STRING>", "old": KEY, "new": KEY}
+"""The columns that tell what a change does."""
+
 ZONES = ("UTC", "America/New_York", "Europe/Amsterdam")
 ARROW_TYPES = {
     "INT": pa.int32(),
@@ -37,6 +41,7 @@ ARROW_TYPES = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "BOOLEAN": pa.bool_(),
     "DOUBLE": pa.float64(),
+    "ARRAY<STRING>": pa.list_(pa.string()),
 }
 
 
@@ -59,6 +64,8 @@ class Setup:
     locator: str | None
     zone: str
     truncates: bool
+    sets_columns: bool
+    moves: bool
 
 
 @st.composite
@@ -77,14 +84,21 @@ def setups(draw: st.DrawFn) -> Setup:
         locator=draw(st.sampled_from((None, "index", "scan"))),
         zone=draw(st.sampled_from(ZONES)),
         truncates=draw(st.booleans()),
+        sets_columns=draw(st.booleans()),
+        moves=draw(st.booleans()),
     )
 
 
 PLACES = st.tuples(st.integers(0, 11), st.integers(0, 11))
 CHANGES = st.lists(
-    st.tuples(PLACES, PLACES, st.sampled_from("uuudt"), st.integers(0, 5), st.integers(-1, 9)), min_size=1, max_size=6
+    st.tuples(PLACES, PLACES, st.sampled_from("uuudt"), st.integers(0, 5), st.integers(-1, 9), st.integers(0, 15)),
+    min_size=1,
+    max_size=6,
 )
-Changes = Sequence[tuple[tuple[int, int], tuple[int, int], str, int, int]]
+"""Of each change the places of keys and sequence in their pools, what it does, a text, a number, and what it leaves alone."""
+
+Changes = Sequence[tuple[tuple[int, int], tuple[int, int], str, int, int, int]]
+ANY: Changes = [((0, 0), (0, 0), "u", 0, 0, 0)]
 
 
 class DrivenTable(RuleBasedStateMachine):
@@ -141,9 +155,11 @@ class DrivenTable(RuleBasedStateMachine):
         partition = "PARTITIONED BY (k0)" if setup.partitioned else ""
         self.sql(f"CREATE TABLE TARGET ({schema}) USING delta {partition} TBLPROPERTIES ({', '.join(texts)})")
         self.sinks: dict[str, MergeSink] = {}
+        self.written: dict[str, tuple[str, ...]] = {}
         self.batches: dict[str, int] = {}
         self.last: dict[str, tuple[str, list[Row]]] = {}
         self.history = {0: self.model.snapshot()}
+        self.seen: dict[str, int] = {}
         self.checked: tuple[int, TableModel] = (0, self.model.snapshot())
 
     def _start_session(self) -> None:
@@ -153,13 +169,20 @@ class DrivenTable(RuleBasedStateMachine):
 
     # Merges.
 
-    def _sink(self, kind: str, app_id: str) -> MergeSink:
-        if app_id in self.sinks:
-            return self.sinks[app_id]
+    def _sink(self, kind: str, app_id: str, change: Row) -> MergeSink:
+        """Return the sink for changes like this one."""
         setup, keys = self.setup, self.model.keys
+        written: tuple[str, ...] = ()
+        if kind == UPSERT and (setup.sets_columns or not setup.has_sequence):
+            # The table may have columns of other sinks, which it does not write; Delta's SET * would look for them.
+            written = tuple(name for name in change if name in self.model.columns and name not in OWN)
+        if app_id in self.sinks and self.written[app_id] == written:
+            return self.sinks[app_id]
         match kind:
-            case "ordered":
+            case "ordered" | "columns":
                 options = {"truncate_when": "op = 't'"} if setup.truncates else {}
+                options |= {"unchanged_columns": "unset"} if kind == COLUMNS else {}
+                options |= {"old_key": "old", "new_key": "new"} if kind == COLUMNS and setup.moves else {}
                 sink = merge_sink(
                     self.target,
                     keys=keys,
@@ -174,6 +197,7 @@ class DrivenTable(RuleBasedStateMachine):
                 sink = merge_sink(
                     self.target,
                     keys=keys,
+                    columns=written,
                     delete_when="op = 'd'",
                     app_id=app_id,
                     null_keys=setup.null_keys,
@@ -184,25 +208,27 @@ class DrivenTable(RuleBasedStateMachine):
                 values = {name: f"source.{name}" for name in (*keys, "n")}
                 sink = merge_sink(self.target, on=on, app_id=app_id)
                 sink = sink.when_matched_update(set={"n": "target.n + source.n"}).when_not_matched_insert(values=values)
-        self.sinks[app_id] = sink
+        self.sinks[app_id], self.written[app_id] = sink, written
         return sink
 
-    def _value(self, name: str, place: int, pool: dict[str, tuple[Any, ...]], *, is_nullable: bool) -> Any:
+    def _values(self, name: str, pool: dict[str, tuple[Any, ...]], *, is_nullable: bool) -> list[Any]:
         sql_type = self.model.columns.get(name, self.source_types[name])
         known = pool["BIGINT"] if sql_type in BOTH else pool[sql_type]
         values = [value for value in known if fits(value, sql_type)]
         if self.setup.partitioned and name == "k0":
             values = [value for value in values if value != ""]
-        if is_nullable and place == len(values):
-            return None
+        return [*values, None] if is_nullable else values
+
+    def _value(self, name: str, place: int, pool: dict[str, tuple[Any, ...]], *, is_nullable: bool) -> Any:
+        values = self._values(name, pool, is_nullable=is_nullable)
         return values[place % len(values)]
 
     def _changes(self, drawn: Changes, kind: str) -> list[Row]:
         """Return the changes that were drawn, without those that would tie."""
         changes: dict[Any, Row] = {}
         model, has_nulls = self.model, self.setup.null_keys == "match"
-        for at_key, at_sequence, op, text, number in drawn:
-            if op == "t" and not (kind == ORDERED and self.setup.truncates):
+        for at_key, at_sequence, op, text, number, left_alone in drawn:
+            if op == "t" and not (kind in IN_ORDER and self.setup.truncates):
                 op = "u"
             row: Row = {}
             for name, at in zip(model.keys, at_key, strict=False):
@@ -210,21 +236,26 @@ class DrivenTable(RuleBasedStateMachine):
             for name, at in zip(model.sequence, at_sequence, strict=False):
                 row[name] = self._value(name, at, SEQUENCES, is_nullable=True)
             for name in model.columns:
-                if name in row or name == SEQUENCE:
+                if name in row or name in OWN:
                     continue
                 is_text = model.columns[name] == "STRING"
                 row[name] = ((*TEXTS, None)[text] if is_text else number) if number >= 0 else None
             row["op"] = op
+            if kind == COLUMNS:
+                # What they do not send is not to be looked at, so that it has a value all the same.
+                names = enumerate(model.registers)
+                row["unset"] = [name for i, name in names if left_alone >> i & 1] if op == "u" else []
+                row |= {"old": None, "new": None} if self.setup.moves else {}
             tie = ("t",) if op == "t" else model.key(row)
-            if kind == ORDERED:
+            if kind in IN_ORDER:
                 tie = (*tie, model.place_of_change(row))
             changes.setdefault(tie, row)
         return list(changes.values())
 
     def _frame(self, changes: Sequence[Row], *, as_texts: bool) -> DataFrame:
         names = list(changes[0])
-        types = {"op": "STRING", **self.source_types, **self.model.columns}
-        is_text = {name: as_texts and name != "op" and types[name] != "STRING" for name in names}
+        types = {**OF_CHANGES, **self.source_types, **self.model.columns}
+        is_text = {name: as_texts and name not in OF_CHANGES and types[name] != "STRING" for name in names}
         if not self.model.has_sequence and not self.model.has_own:
             # The sink's column gets the types that the sequence has in the first batch.
             is_text |= dict.fromkeys(self.model.sequence, False)
@@ -233,27 +264,35 @@ class DrivenTable(RuleBasedStateMachine):
 
     def _frame_of(self, rows: Sequence[Row], types: Mapping[str, str]) -> DataFrame:
         # By Arrow, since rows would take processes of Python.
-        fields = [pa.field(name, ARROW_TYPES[sql_type]) for name, sql_type in types.items()]
+        fields = [pa.field(name, self._arrow_type(sql_type)) for name, sql_type in types.items()]
         table = pa.Table.from_pylist(list(rows), pa.schema(fields))
         return self.session.createDataFrame(table).coalesce(1)
 
+    def _arrow_type(self, sql_type: str) -> pa.DataType:
+        if sql_type == KEY:
+            return pa.struct([(name, self._arrow_type(self.model.columns[name])) for name in self.model.keys])
+        return ARROW_TYPES[sql_type]
+
     def _merged(self, kind: str, changes: Sequence[Row]) -> None:
         match kind:
-            case "ordered":
-                self.model.merge_in_order(changes)
+            case "ordered" | "columns":
+                self.model.merge_in_order(changes, sets_columns=kind == COLUMNS)
             case "upsert":
                 self.model.upsert(changes)
             case _:
                 self.model.count(changes)
 
     def _merge(self, kind: str, app_id: str, drawn: Changes, *, as_texts: bool, is_warm: bool) -> None:
-        as_texts = as_texts and kind == ORDERED
+        as_texts = as_texts and kind in IN_ORDER
+        self._merge_changes(kind, app_id, self._changes(drawn, kind), as_texts=as_texts, is_warm=is_warm)
+
+    def _merge_changes(self, kind: str, app_id: str, changes: Sequence[Row], *, as_texts: bool, is_warm: bool) -> None:
         if not is_warm:
             self.sinks.pop(app_id, None)
-        changes = self._changes(drawn, kind)
         batch_id = self.batches.get(app_id, -1) + 1
+        self._noted(f"merged {kind}")
         frame = self._frame(changes, as_texts=as_texts)
-        sink = self._sink(kind, app_id)
+        sink = self._sink(kind, app_id, changes[0])
         sink(frame, batch_id)
         assert sink._state()._resolved, "the statement depends on nothing but its arguments, and is kept"
         self._merged(kind, changes)
@@ -298,8 +337,9 @@ class DrivenTable(RuleBasedStateMachine):
         types = {"INT": "int", "BIGINT": "bigint"}
         found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         expected = {name: types.get(kind, kind.lower()) for name, kind in self.model.columns.items()}
-        if self.model.has_own and SEQUENCE in found:
-            expected[SEQUENCE] = found[SEQUENCE]
+        for name in OWN:
+            if name in expected and name in found:
+                expected[name] = found[name]
         # A killed batch may have added the sink's column; of the model it has it once it is merged.
         assert found == expected, (found, expected)
 
