@@ -12,12 +12,15 @@ from hypothesis.stateful import precondition, rule
 from stream_merge.errors import BatchIdRegressionError
 from tests.random.model import Row
 from tests.random.moves import MovedRows
-from tests.random.table import ANY, CHANGES, COLUMNS, COUNT, OF_CHANGES, ORDERED, UPSERT, Changes
+from tests.random.table import ANY, CHANGES, COLUMNS, COUNT, OF_CHANGES, ORDERED, UPSERT, Changes, beside
 from tests.random.writers import WrittenTable
 from tests.spark.delta_log import latest_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+STATEMENTS = ("insert", "update", "delete", "compact")
 
 
 class TableMachine(MovedRows, WrittenTable):
@@ -86,3 +89,35 @@ class TableMachine(MovedRows, WrittenTable):
         except BatchIdRegressionError:
             return
         raise AssertionError("an older batch was not refused")
+
+    # Conflicts.
+
+    @rule(
+        drawn=CHANGES,
+        kind=st.sampled_from((ORDERED, ORDERED, COLUMNS, COLUMNS, UPSERT, COUNT)),
+        others=CHANGES,
+        by=st.sampled_from((ORDERED, ORDERED, COLUMNS, COLUMNS, UPSERT, COUNT, *STATEMENTS)),
+        step=st.sampled_from(("after_open", "after_persist", "locating", "writing", "before_commit", "before_commit")),
+        warm=st.booleans(),
+    )
+    def merge_beside_another(self, drawn: Changes, kind: str, others: Changes, by: str, step: str, warm: bool) -> None:
+        """Another writer commits at a step of the merge, which then comes after it."""
+        kind, by = self._possible(kind), self._possible(by)
+        changes = self._changes(drawn, kind)
+
+        def interfere() -> None:
+            self._noted(f"{by} beside {kind}")
+            match by:
+                case "insert":
+                    self.insert(others)
+                case "update":
+                    self.update(len(others) % 3)
+                case "delete":
+                    self.delete(len(others) % 3)
+                case "compact":
+                    self.compact("OPTIMIZE TARGET")
+                case _:
+                    self._merge(by, f"other {by}", others, as_texts=False, is_warm=warm)
+
+        with beside(step, interfere):
+            self._merge_changes(kind, "first" if kind == ORDERED else kind, changes, as_texts=False, is_warm=warm)

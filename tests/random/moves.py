@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from tests.random.faults import STEPS, FaultyTable
 from tests.random.model import Row
-from tests.random.table import CHANGES, COLUMNS, PLACES, TEXTS, Changes
+from tests.random.table import CHANGES, COLUMNS, ORDERED, PLACES, TEXTS, Changes, beside
 from tests.random.values import KEYS, SEQUENCES
 
 TOGETHER, DEPARTURE_FIRST, ARRIVAL_FIRST = "together", "departure first", "arrival first"
@@ -21,6 +22,7 @@ class MovedRows(FaultyTable):
     @precondition(lambda self: self.setup.sets_columns and self.setup.moves and self.model.rows)
     @rule(
         others=CHANGES,
+        meanwhile=st.none() | CHANGES,
         number=st.integers(0, 11),
         to=PLACES,
         at=st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 2)),
@@ -34,6 +36,7 @@ class MovedRows(FaultyTable):
     def move(
         self,
         others: Changes,
+        meanwhile: Changes | None,
         number: int,
         to: tuple[int, int],
         at: tuple[int, int, int],
@@ -44,7 +47,7 @@ class MovedRows(FaultyTable):
         dies: str | None,
         warm: bool,
     ) -> None:
-        """A row gets another key, in one batch or two, which may come once more."""
+        """A row gets another key, in one batch or two, which may come once more; another sink may commit meanwhile."""
         model = self.model
         row = model.rows[number % len(model.rows)]
         key = {name: row[name] for name in model.keys}
@@ -71,12 +74,27 @@ class MovedRows(FaultyTable):
             DEPARTURE_FIRST: [departing, [arrival]],
             ARRIVAL_FIRST: [[arrival], departing],
         }[how]
+        departed_at = model.place_of_change(departure)
+        rival = [
+            change
+            for change in self._changes(meanwhile or (), ORDERED)
+            if change["op"] != "t"
+            and model.key(change) != model.key(new_key)
+            and (model.key(change) != model.key(key) or model.place_of_change(change) < departed_at)
+        ]
+
+        def interfere() -> None:
+            self._noted("beside a move")
+            self._merge_changes(ORDERED, "other ordered", rival, as_texts=False, is_warm=warm)
+
         self._noted(f"moved {how}")
         for batch in [*batches, *([[departure, arrival]] if again else [])]:
             if dies:
                 self._merge_with_fault(batch, COLUMNS, self._killed(dies), warm=warm)
             else:
-                self._merge_changes(COLUMNS, COLUMNS, batch, as_texts=False, is_warm=warm)
+                with beside("before_commit", interfere) if rival else nullcontext():
+                    self._merge_changes(COLUMNS, COLUMNS, batch, as_texts=False, is_warm=warm)
+                rival = []
             self.agrees()
 
     def _change(self, key: Row, sequence: Row, left_alone: int) -> Row:

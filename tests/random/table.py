@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,6 +100,22 @@ CHANGES = st.lists(
 
 Changes = Sequence[tuple[tuple[int, int], tuple[int, int], str, int, int, int]]
 ANY: Changes = [((0, 0), (0, 0), "u", 0, 0, 0)]
+
+
+@contextmanager
+def beside(step: str, action: Callable[[], object]) -> Iterator[None]:
+    """Let something happen when a merge comes to a step, once."""
+
+    def observe(name: str) -> None:
+        if name == step:
+            steps.observer = None
+            action()
+
+    steps.observer = observe
+    try:
+        yield
+    finally:
+        steps.observer = None
 
 
 class DrivenTable(RuleBasedStateMachine):
