@@ -73,6 +73,9 @@ class Setup:
 def setups(draw: st.DrawFn) -> Setup:
     """Draw a setup."""
     key_types = draw(st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=2))
+    zone = draw(st.sampled_from(ZONES))
+    # Of the two moments in the hour that comes twice, Delta writes the first into the name of a partition.
+    can_partition = key_types[0] != "DOUBLE" and (key_types[0] != "TIMESTAMP" or zone == "UTC")
     return Setup(
         key_types=tuple(key_types * 2 if len(key_types) == 1 and draw(st.booleans()) else key_types),
         sequence_types=tuple(draw(st.lists(st.sampled_from(sorted(SEQUENCES)), min_size=1, max_size=2))),
@@ -80,10 +83,10 @@ def setups(draw: st.DrawFn) -> Setup:
         vectors=draw(st.booleans()),
         feed=draw(st.booleans()),
         mapping=draw(st.booleans()),
-        partitioned=key_types[0] != "DOUBLE" and draw(st.integers(0, 4)) == 0,
+        partitioned=can_partition and draw(st.integers(0, 4)) == 0,
         null_keys=draw(st.sampled_from(("error", "match"))),
         locator=draw(st.sampled_from((None, "index", "scan"))),
-        zone=draw(st.sampled_from(ZONES)),
+        zone=zone,
         truncates=draw(st.booleans()),
         sets_columns=draw(st.booleans()),
         moves=draw(st.booleans()),
