@@ -2,279 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pyspark.errors import PySparkException
+from hypothesis.stateful import precondition, rule
 
-from stream_merge import MergeSink, merge_sink, steps
-from stream_merge.column_names import SEQUENCE
-from stream_merge.errors import BatchIdRegressionError, CommitStateUnknownError
-from tests.random.faulty import FaultyFileSystem
-from tests.random.model import Row, TableModel, exact_rows, plain
-from tests.random.statistics import wrong_statistics
-from tests.random.values import BOTH, KEYS, SEQUENCES, TEXTS, as_text, fits
-from tests.spark.delta_log import actions_of, latest_version
+from stream_merge.errors import BatchIdRegressionError
+from tests.random.model import Row
+from tests.random.moves import MovedRows
+from tests.random.table import ANY, CHANGES, COLUMNS, COUNT, OF_CHANGES, ORDERED, UPSERT, Changes, beside
+from tests.random.writers import WrittenTable
+from tests.spark.delta_log import latest_version
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-ORDERED, UPSERT, COUNT = "ordered", "upsert", "count"
-ZONES = ("UTC", "America/New_York", "Europe/Amsterdam")
-ARROW_TYPES = {
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "STRING": pa.string(),
-    "DECIMAL(38,10)": pa.decimal128(38, 10),
-    "DATE": pa.date32(),
-    "TIMESTAMP": pa.timestamp("us", "UTC"),
-    "BOOLEAN": pa.bool_(),
-    "DOUBLE": pa.float64(),
-}
-CALLS = (
-    *((number, "") for number in range(1, 100, 7)),
-    *((number, name) for name in ("rename", "create", "open", "mkdirs", "listStatus") for number in (1, 2, 3, 5, 8)),
-    # The first file to be renamed is the commit, whose answer is then lost.
-    *[(1, "rename")] * 10,
-)
-"""Which call of the file system fails: the n-th of all or of those of a name."""
-
-STEPS = (*steps.STEPS, "columns_added", "feature_added", "remembering", "remembered")
+    from pyspark.sql import DataFrame
 
 
-class TimeOverError(BaseException):
-    """Raised instead of another example when the time is over; hypothesis lets it pass."""
+STATEMENTS = ("insert", "update", "delete", "compact")
 
 
-class KilledError(Exception):
-    """Raised where the process is killed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """How a table and its sinks are made."""
-
-    key_types: tuple[str, ...]
-    sequence_types: tuple[str, ...]
-    has_sequence: bool
-    vectors: bool
-    feed: bool
-    mapping: bool
-    partitioned: bool
-    null_keys: str
-    locator: str | None
-    zone: str
-    truncates: bool
-
-
-@st.composite
-def setups(draw: st.DrawFn) -> Setup:
-    """Draw a setup."""
-    key_types = draw(st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=2))
-    return Setup(
-        key_types=tuple(key_types * 2 if len(key_types) == 1 and draw(st.booleans()) else key_types),
-        sequence_types=tuple(draw(st.lists(st.sampled_from(sorted(SEQUENCES)), min_size=1, max_size=2))),
-        has_sequence=draw(st.booleans()),
-        vectors=draw(st.booleans()),
-        feed=draw(st.booleans()),
-        mapping=draw(st.booleans()),
-        partitioned=key_types[0] != "DOUBLE" and draw(st.integers(0, 4)) == 0,
-        null_keys=draw(st.sampled_from(("error", "match"))),
-        locator=draw(st.sampled_from((None, "index", "scan"))),
-        zone=draw(st.sampled_from(ZONES)),
-        truncates=draw(st.booleans()),
-    )
-
-
-PLACES = st.tuples(st.integers(0, 11), st.integers(0, 11))
-CHANGES = st.lists(
-    st.tuples(PLACES, PLACES, st.sampled_from("uuudt"), st.integers(0, 5), st.integers(-1, 9)), min_size=1, max_size=6
-)
-Changes = Sequence[tuple[tuple[int, int], tuple[int, int], str, int, int]]
-
-
-class TableMachine(RuleBasedStateMachine):
-    """A table, and what happens to it."""
-
-    spark: ClassVar[SparkSession]
-    root: ClassVar[Path]
-    faults: ClassVar[FaultyFileSystem | None] = None
-    num_examples: ClassVar[int] = 0
-    num_steps: ClassVar[int] = 0
-    num_of: ClassVar[dict[str, int]] = {}
-    until: ClassVar[float | None] = None
-
-    def __init__(self) -> None:
-        if self.until is not None and time.monotonic() > self.until:
-            raise TimeOverError
-        super().__init__()
-        self.session = self.spark
-        self.path = str(self.root / uuid.uuid4().hex)
-        type(self).num_examples += 1
-
-    def _noted(self, what: str) -> None:
-        num_of = type(self).num_of
-        num_of[what] = num_of.get(what, 0) + 1
-
-    @property
-    def target(self) -> str:
-        """The table as sinks and SQL name it."""
-        return self.path if self.faults is None else self.faults.url(self.path)
-
-    def sql(self, text: str) -> list[Any]:
-        """Run a statement on the table, which it calls TARGET."""
-        return self.session.sql(text.replace("TARGET", f"delta.`{self.target}`")).collect()
-
-    @initialize(setup=setups())
-    def create(self, setup: Setup) -> None:
-        """Make the table."""
-        self.setup = setup
-        keys = tuple(f"k{number}" for number in range(len(setup.key_types)))
-        sequence = tuple(f"s{number}" for number in range(len(setup.sequence_types)))
-        self.source_types = dict(zip((*keys, *sequence), (*setup.key_types, *setup.sequence_types), strict=True))
-        kept = [*keys, *(sequence if setup.has_sequence else ())]
-        columns = {**{name: self.source_types[name] for name in kept}, "v": "STRING", "w": "STRING", "n": "INT"}
-        self.model = TableModel(keys=keys, sequence=sequence, columns=columns, has_sequence=setup.has_sequence)
-        self._start_session()
-        properties = {
-            "enableDeletionVectors": setup.vectors,
-            "enableChangeDataFeed": setup.feed,
-            "enableTypeWidening": True,
-        }
-        texts = [f"'delta.{name}' = '{str(value).lower()}'" for name, value in properties.items()]
-        texts += ["'delta.columnMapping.mode' = 'name'"] if setup.mapping else []
-        schema = ", ".join(f"{name} {sql_type}" for name, sql_type in columns.items())
-        partition = "PARTITIONED BY (k0)" if setup.partitioned else ""
-        self.sql(f"CREATE TABLE TARGET ({schema}) USING delta {partition} TBLPROPERTIES ({', '.join(texts)})")
-        self.sinks: dict[str, MergeSink] = {}
-        self.batches: dict[str, int] = {}
-        self.last: dict[str, tuple[str, list[Row]]] = {}
-        self.history = {0: self.model.snapshot()}
-        self.checked: tuple[int, TableModel] = (0, self.model.snapshot())
-
-    def _start_session(self) -> None:
-        self.session = self.spark.newSession()
-        self.session.conf.set("spark.sql.session.timeZone", self.setup.zone)
-        self.session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-
-    # Merges.
-
-    def _sink(self, kind: str, app_id: str) -> MergeSink:
-        if app_id in self.sinks:
-            return self.sinks[app_id]
-        setup, keys = self.setup, self.model.keys
-        match kind:
-            case "ordered":
-                options = {"truncate_when": "op = 't'"} if setup.truncates else {}
-                sink = merge_sink(
-                    self.target,
-                    keys=keys,
-                    sequence_by=self.model.sequence,
-                    delete_when="op = 'd'",
-                    app_id=app_id,
-                    null_keys=setup.null_keys,
-                    locator=setup.locator,
-                    **options,
-                )
-            case "upsert":
-                sink = merge_sink(
-                    self.target,
-                    keys=keys,
-                    delete_when="op = 'd'",
-                    app_id=app_id,
-                    null_keys=setup.null_keys,
-                    locator=setup.locator,
-                )
-            case _:
-                on = " AND ".join(f"target.{key} <=> source.{key}" for key in keys)
-                values = {name: f"source.{name}" for name in (*keys, "n")}
-                sink = merge_sink(self.target, on=on, app_id=app_id)
-                sink = sink.when_matched_update(set={"n": "target.n + source.n"}).when_not_matched_insert(values=values)
-        self.sinks[app_id] = sink
-        return sink
-
-    def _value(self, name: str, place: int, pool: dict[str, tuple[Any, ...]], *, is_nullable: bool) -> Any:
-        sql_type = self.model.columns.get(name, self.source_types[name])
-        known = pool["BIGINT"] if sql_type in BOTH else pool[sql_type]
-        values = [value for value in known if fits(value, sql_type)]
-        if self.setup.partitioned and name == "k0":
-            values = [value for value in values if value != ""]
-        if is_nullable and place == len(values):
-            return None
-        return values[place % len(values)]
-
-    def _changes(self, drawn: Changes, kind: str) -> list[Row]:
-        """Return the changes that were drawn, without those that would tie."""
-        changes: dict[Any, Row] = {}
-        model, has_nulls = self.model, self.setup.null_keys == "match"
-        for at_key, at_sequence, op, text, number in drawn:
-            if op == "t" and not (kind == ORDERED and self.setup.truncates):
-                op = "u"
-            row: Row = {}
-            for name, at in zip(model.keys, at_key, strict=False):
-                row[name] = None if op == "t" else self._value(name, at, KEYS, is_nullable=has_nulls)
-            for name, at in zip(model.sequence, at_sequence, strict=False):
-                row[name] = self._value(name, at, SEQUENCES, is_nullable=True)
-            for name in model.columns:
-                if name in row or name == SEQUENCE:
-                    continue
-                is_text = model.columns[name] == "STRING"
-                row[name] = ((*TEXTS, None)[text] if is_text else number) if number >= 0 else None
-            row["op"] = op
-            tie = ("t",) if op == "t" else model.key(row)
-            if kind == ORDERED:
-                tie = (*tie, model.place_of_change(row))
-            changes.setdefault(tie, row)
-        return list(changes.values())
-
-    def _frame(self, changes: Sequence[Row], *, as_texts: bool) -> DataFrame:
-        names = list(changes[0])
-        types = {"op": "STRING", **self.source_types, **self.model.columns}
-        is_text = {name: as_texts and name != "op" and types[name] != "STRING" for name in names}
-        if not self.model.has_sequence and not self.model.has_own:
-            # The sink's column gets the types that the sequence has in the first batch.
-            is_text |= dict.fromkeys(self.model.sequence, False)
-        rows = [{name: as_text(row[name]) if is_text[name] else row[name] for name in names} for row in changes]
-        return self._frame_of(rows, {name: "STRING" if is_text[name] else types[name] for name in names})
-
-    def _frame_of(self, rows: Sequence[Row], types: Mapping[str, str]) -> DataFrame:
-        # By Arrow, since rows would take processes of Python.
-        fields = [pa.field(name, ARROW_TYPES[sql_type]) for name, sql_type in types.items()]
-        table = pa.Table.from_pylist(list(rows), pa.schema(fields))
-        return self.session.createDataFrame(table).coalesce(1)
-
-    def _merged(self, kind: str, changes: Sequence[Row]) -> None:
-        match kind:
-            case "ordered":
-                self.model.merge_in_order(changes)
-            case "upsert":
-                self.model.upsert(changes)
-            case _:
-                self.model.count(changes)
-
-    def _merge(self, kind: str, app_id: str, drawn: Changes, *, as_texts: bool, is_warm: bool) -> None:
-        as_texts = as_texts and kind == ORDERED
-        if not is_warm:
-            self.sinks.pop(app_id, None)
-        changes = self._changes(drawn, kind)
-        batch_id = self.batches.get(app_id, -1) + 1
-        frame = self._frame(changes, as_texts=as_texts)
-        sink = self._sink(kind, app_id)
-        sink(frame, batch_id)
-        assert sink._state()._resolved, "the statement depends on nothing but its arguments, and is kept"
-        self._merged(kind, changes)
-        self.batches[app_id] = batch_id
-        self.last[app_id] = (kind, changes)
+class TableMachine(MovedRows, WrittenTable):
+    """All that may happen to the table."""
 
     @rule(
         app_id=st.sampled_from(("first", "first", "second")), drawn=CHANGES, as_texts=st.booleans(), warm=st.booleans()
@@ -286,6 +36,17 @@ class TableMachine(RuleBasedStateMachine):
     def merge_once_more(self, drawn: Changes) -> None:
         """Most of what happens to a table are merges."""
         self._merge(ORDERED, "first", drawn, as_texts=False, is_warm=True)
+
+    @precondition(lambda self: self.setup.sets_columns)
+    @rule(drawn=CHANGES, as_texts=st.booleans(), warm=st.booleans())
+    def merge_columns(self, drawn: Changes, as_texts: bool, warm: bool) -> None:
+        """Changes that set single columns, in any order."""
+        self._merge(COLUMNS, COLUMNS, drawn, as_texts=as_texts, is_warm=warm)
+
+    @precondition(lambda self: self.setup.sets_columns)
+    @rule(drawn=CHANGES)
+    def merge_columns_once_more(self, drawn: Changes) -> None:
+        self._merge(COLUMNS, COLUMNS, drawn, as_texts=False, is_warm=True)
 
     @rule(kind=st.sampled_from((UPSERT, COUNT)), drawn=CHANGES, warm=st.booleans())
     def merge_out_of_order(self, kind: str, drawn: Changes, warm: bool) -> None:
@@ -301,17 +62,17 @@ class TableMachine(RuleBasedStateMachine):
             self.sinks.pop(app_id, None)
         before = latest_version(self.path)
         frame = self._replayable(changes)
-        self._sink(kind, app_id)(frame, self.batches[app_id])
+        self._sink(kind, app_id, changes[0])(frame, self.batches[app_id])
         assert latest_version(self.path) == before
 
     def _replayable(self, changes: Sequence[Row]) -> DataFrame:
         # Columns may have been renamed since.
         names = list(changes[0])
-        types = {"op": "STRING", **self.source_types, **self.model.columns}
+        types = {**OF_CHANGES, **self.source_types, **self.model.columns}
         try:
             return self._frame_of(changes, {name: types.get(name, "STRING") for name in names})
         except pa.ArrowException:
-            return self._frame(self._changes([((0, 0), (0, 0), "u", 0, 0)], ORDERED), as_texts=False)
+            return self._frame(self._changes(ANY, ORDERED), as_texts=False)
 
     @precondition(lambda self: any(self.batches.values()))
     @rule(warm=st.booleans())
@@ -321,265 +82,42 @@ class TableMachine(RuleBasedStateMachine):
         kind = self.last[app_id][0]
         if not warm:
             self.sinks.pop(app_id, None)
-        frame = self._frame(self._changes([((0, 0), (0, 0), "u", 0, 0)], kind), as_texts=False)
+        changes = self._changes(ANY, kind)
+        frame = self._frame(changes, as_texts=False)
         try:
-            self._sink(kind, app_id)(frame, self.batches[app_id] - 1)
+            self._sink(kind, app_id, changes[0])(frame, self.batches[app_id] - 1)
         except BatchIdRegressionError:
             return
         raise AssertionError("an older batch was not refused")
 
-    # Faults.
+    # Conflicts.
 
-    def _merge_with_fault(self, drawn: Changes, kind: str, fault: Callable[[], Any], *, warm: bool) -> None:
-        app_id = "first" if kind == ORDERED else kind
-        changes = self._changes(drawn, kind)
-        batch_id = self.batches.get(app_id, -1) + 1
-        frame = self._frame(changes, as_texts=False)
-        before = latest_version(self.path)
-        error: BaseException | None = None
-        with fault():
-            try:
-                self._sink(kind, app_id)(frame, batch_id)
-            except Exception as raised:  # noqa: BLE001 - whatever it is, the log decides
-                error = raised
-        later = range(before + 1, latest_version(self.path) + 1)
-        txns = [txn for version in later for txn in actions_of(self.path, version, "txn")]
-        is_there = any((txn["appId"], txn["version"]) == (app_id, batch_id) for txn in txns)
-        note(f"fault: {self._fault()} {type(error).__name__} {str(error)[:300]}, in the table: {is_there}")
-        self._noted(f"fault {type(error).__name__} {is_there}")
-        if error is None:
-            assert is_there
-        if is_there:
-            assert error is None or isinstance(error, (KilledError, CommitStateUnknownError)), "a landed commit failed"
-        if not warm:
-            self.sinks.pop(app_id, None)
-        self._sink(kind, app_id)(frame, batch_id)
-        self._merged(kind, changes)
-        self.batches[app_id] = batch_id
-        self.last[app_id] = (kind, changes)
-
-    def _fault(self) -> str:
-        return self.faults.failed() if self.faults is not None else ""
-
-    @rule(drawn=CHANGES, kind=st.sampled_from((ORDERED, COUNT)), step=st.sampled_from(STEPS), warm=st.booleans())
-    def merge_killed(self, drawn: Changes, kind: str, step: str, warm: bool) -> None:
-        """The process dies at a step, and the batch is repeated."""
-
-        def observe(name: str) -> None:
-            if name == step:
-                steps.observer = None
-                raise KilledError(step)
-
-        @contextmanager
-        def fault() -> Iterator[None]:
-            steps.observer = observe
-            try:
-                yield
-            finally:
-                steps.observer = None
-
-        self._merge_with_fault(drawn, kind, fault, warm=warm)
-
-    @precondition(lambda self: self.faults is not None)
     @rule(
         drawn=CHANGES,
-        kind=st.sampled_from((ORDERED, COUNT)),
-        calls=st.sampled_from(CALLS),
-        after=st.booleans(),
+        kind=st.sampled_from((ORDERED, ORDERED, COLUMNS, COLUMNS, UPSERT, COUNT)),
+        others=CHANGES,
+        by=st.sampled_from((ORDERED, ORDERED, COLUMNS, COLUMNS, UPSERT, COUNT, *STATEMENTS)),
+        step=st.sampled_from(("after_open", "after_persist", "locating", "writing", "before_commit", "before_commit")),
         warm=st.booleans(),
     )
-    def merge_with_broken_files(
-        self, drawn: Changes, kind: str, calls: tuple[int, str], after: bool, warm: bool
-    ) -> None:
-        """The n-th call of the file system fails, before it is carried out or after, and the batch is repeated."""
-        faults = self.faults
-        assert faults is not None
+    def merge_beside_another(self, drawn: Changes, kind: str, others: Changes, by: str, step: str, warm: bool) -> None:
+        """Another writer commits at a step of the merge, which then comes after it."""
+        kind, by = self._possible(kind), self._possible(by)
+        changes = self._changes(drawn, kind)
 
-        @contextmanager
-        def fault() -> Iterator[None]:
-            faults.arm(*calls, carried_out=after)
-            try:
-                yield
-            finally:
-                failed = faults.failed()
-                faults.arm(0, "", carried_out=False)
-                note(f"failed: {failed}")
-                self._noted(f"failed {' '.join(failed.split()[:2])}")
+        def interfere() -> None:
+            self._noted(f"{by} beside {kind}")
+            match by:
+                case "insert":
+                    self.insert(others)
+                case "update":
+                    self.update(len(others) % 3)
+                case "delete":
+                    self.delete(len(others) % 3)
+                case "compact":
+                    self.compact("OPTIMIZE TARGET")
+                case _:
+                    self._merge(by, f"other {by}", others, as_texts=False, is_warm=warm)
 
-        self._merge_with_fault(drawn, kind, fault, warm=warm)
-
-    # Other writers.
-
-    @rule(drawn=CHANGES)
-    def insert(self, drawn: Changes) -> None:
-        """Another writer inserts rows of keys that the table lacks."""
-        model = self.model
-        there = {model.key(row) for row in model.rows}
-        rows = [row for row in self._changes(drawn, UPSERT) if model.key(row) not in there]
-        if not rows:
-            return
-        names = [name for name in model.columns if name != SEQUENCE]
-        frame = self._frame([{name: row[name] for name in names} for row in rows], as_texts=False)
-        frame.createOrReplaceTempView("inserted")
-        self.sql(f"INSERT INTO TARGET ({', '.join(names)}) SELECT * FROM inserted")
-        model.rows += [{name: row[name] if name in names else None for name in model.columns} for row in rows]
-
-    @rule(part=st.integers(0, 2))
-    def update(self, part: int) -> None:
-        """Another writer updates rows."""
-        self.sql(f"UPDATE TARGET SET n = coalesce(n, 0) + 1 WHERE pmod(coalesce(n, 0), 3) = {part}")
-        for row in self.model.rows:
-            if (row["n"] or 0) % 3 == part:
-                row["n"] = (row["n"] or 0) + 1
-
-    @rule(part=st.integers(0, 2))
-    def delete(self, part: int) -> None:
-        """Another writer deletes rows, of which nothing is remembered."""
-        self.sql(f"DELETE FROM TARGET WHERE pmod(coalesce(n, 0), 3) = {part}")
-        self.model.rows = [row for row in self.model.rows if (row["n"] or 0) % 3 != part]
-
-    @rule(how=st.sampled_from(("OPTIMIZE TARGET", "REORG TABLE TARGET APPLY (PURGE)")))
-    def compact(self, how: str) -> None:
-        self.sql(how)
-
-    @rule()
-    def vacuum(self) -> None:
-        self.sql("VACUUM TARGET RETAIN 0 HOURS")
-        newest = latest_version(self.path)
-        self.history = {version: model for version, model in self.history.items() if version >= newest}
-
-    @precondition(lambda self: len(self.history) > 1)
-    @rule(number=st.integers(0, 9))
-    def restore(self, number: int) -> None:
-        version = sorted(self.history, reverse=True)[1:][number % (len(self.history) - 1)]
-        try:
-            self.sql(f"RESTORE TABLE TARGET TO VERSION AS OF {version}")
-        except PySparkException as error:
-            note(f"not restored: {error}")
-            self._noted(f"not restored {str(error)[:100]}")
-            return
-        self.model = self.history[version].snapshot()
-
-    @precondition(lambda self: "a" not in self.model.columns)
-    @rule(sql_type=st.sampled_from(("STRING", "BIGINT")))
-    def add_column(self, sql_type: str) -> None:
-        self.sql(f"ALTER TABLE TARGET ADD COLUMN a {sql_type}")
-        self.model.add_column("a", sql_type)
-
-    @precondition(lambda self: self.setup.mapping)
-    @rule()
-    def rename_column(self) -> None:
-        old, new = ("v", "x") if "v" in self.model.columns else ("x", "v")
-        self.sql(f"ALTER TABLE TARGET RENAME COLUMN {old} TO {new}")
-        self.model.rename(old, new)
-
-    @precondition(lambda self: self.setup.mapping)
-    @rule(of=st.sampled_from(("values", "keys", "sequence")))
-    def swap_columns(self, of: str) -> None:
-        """Two columns get each other's names."""
-        model = self.model
-        pairs = {
-            "values": [name for name in ("v", "x", "w") if name in model.columns],
-            "keys": list(model.keys) if not self.setup.partitioned else [],
-            "sequence": list(model.sequence) if self.setup.has_sequence else [],
-        }
-        names = pairs[of][:2]
-        if len(names) < 2 or model.columns[names[0]] != model.columns[names[1]]:
-            return
-        one, other = names
-        for old, new in ((one, "swapped"), (other, one), ("swapped", other)):
-            self.sql(f"ALTER TABLE TARGET RENAME COLUMN {old} TO {new}")
-        model.swap(one, other)
-
-    @rule(number=st.integers(0, 5))
-    def widen(self, number: int) -> None:
-        narrow = [name for name, sql_type in self.model.columns.items() if sql_type == "INT"]
-        narrow = [name for name in narrow if not (self.setup.partitioned and name == "k0")]
-        if not narrow:
-            return
-        name = narrow[number % len(narrow)]
-        self.sql(f"ALTER TABLE TARGET ALTER COLUMN {name} TYPE BIGINT")
-        self.model.columns[name] = "BIGINT"
-
-    @rule(forgets=st.booleans())
-    def begin_session(self, forgets: bool) -> None:
-        """A new session, and all sinks with cold caches; Delta's own may be cold as well."""
-        self._start_session()
-        self.sinks.clear()
-        if forgets:
-            self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-
-    # What must hold.
-
-    @invariant()
-    def agrees(self) -> None:
-        """Rows, types, change feed, records and statistics are those of the model."""
-        if not hasattr(self, "model"):
-            return
-        type(self).num_steps += 1
-        version = latest_version(self.path)
-        if self.until is not None:
-            print(f"{time.strftime('%H:%M:%S')} example {self.num_examples}: version {version}", flush=True)
-        before_version, before = self.checked
-        expected = exact_rows(self.model.rows)
-        if version == before_version:
-            assert expected == exact_rows(before.rows), "the table has no new version"
-            return
-        frame = self.session.read.format("delta").load(self.target)
-        rows = [dict(zip(frame.columns, map(plain, row), strict=True)) for row in frame.collect()]
-        self._check_columns(frame)
-        named = [{name: row[name] for name in self.model.columns} for row in rows]
-        found = exact_rows(named)
-        if found != expected:
-            lacks, has = [row for row in expected if row not in found], [row for row in found if row not in expected]
-            raise AssertionError(
-                f"version {version} lacks\n{lacks}\nand has\n{has}\nof {len(found)} and {len(expected)}"
-            )
-        self._check_records()
-        faults = wrong_statistics(self.path)
-        assert not faults, faults
-        if self.setup.feed and list(before.columns) == list(self.model.columns):
-            self._check_feed(before_version, exact_rows(before.rows), expected)
-        self.history[version] = self.model.snapshot()
-        self.checked = (version, self.model.snapshot())
-
-    def _check_columns(self, frame: Any) -> None:
-        types = {"INT": "int", "BIGINT": "bigint"}
-        found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
-        expected = {name: types.get(kind, kind.lower()) for name, kind in self.model.columns.items()}
-        if self.model.has_own and SEQUENCE in found:
-            expected[SEQUENCE] = found[SEQUENCE]
-        # A killed batch may have added the sink's column; of the model it has it once it is merged.
-        assert found == expected, (found, expected)
-
-    def _check_records(self) -> None:
-        recorded: dict[str, list[int]] = {}
-        for version in range(latest_version(self.path) + 1):
-            for txn in actions_of(self.path, version, "txn"):
-                recorded.setdefault(txn["appId"], []).append(txn["version"])
-        assert recorded == {app_id: list(range(number + 1)) for app_id, number in self.batches.items()}, recorded
-
-    def _check_feed(self, before: int, rows: list[Any], expected: list[Any]) -> None:
-        reader = self.session.read.format("delta").option("readChangeFeed", "true")
-        try:
-            feed = reader.option("startingVersion", before + 1).load(self.target).collect()
-        except PySparkException as error:
-            self._noted(f"no feed {str(error)[:100]}")
-            return
-        order = {"update_preimage": 0, "delete": 0, "insert": 1, "update_postimage": 1}
-        left = list(rows)
-        for row in sorted(feed, key=lambda row: (row["_commit_version"], order[row["_change_type"]])):
-            [values] = exact_rows([{name: plain(row[name]) for name in self.model.columns}])
-            if order[row["_change_type"]]:
-                left.append(values)
-            else:
-                assert values in left, f"the feed removes {values}, which was not there: {row['_change_type']}"
-                left.remove(values)
-        assert sorted(left) == expected, f"the feed gives\n{sorted(left)}\nand not\n{expected}"
-
-    def teardown(self) -> None:
-        """Remove the table."""
-        steps.observer = None
-        if self.faults is not None:
-            self.faults.arm(0, "", carried_out=False)
-        shutil.rmtree(self.path, ignore_errors=True)
+        with beside(step, interfere):
+            self._merge_changes(kind, "first" if kind == ORDERED else kind, changes, as_texts=False, is_warm=warm)

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.spark.delta_log import latest_version, read_actions
@@ -59,7 +60,7 @@ def _column_faults(column: Any, name: str, stats: dict[str, Any], add: dict[str,
         # The members of NULL are NULL.
         combined = column.combine_chunks()
         for field in column.type:
-            values = [None if row is None else row[field.name] for row in _listed(combined)]
+            values = _listed(pc.struct_field(combined, field.name))
             inner = {kind: {field.name: (part or {}).get(field.name)} for kind, part in parts.items()}
             yield from _value_faults(values, field.name, {**stats, **inner}, add)
         return

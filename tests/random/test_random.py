@@ -18,7 +18,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from stream_merge.tombstones import manifest
 from tests.random.faulty import FaultyFileSystem
-from tests.random.machine import TableMachine, TimeOverError
+from tests.random.machine import TableMachine
+from tests.random.table import TimeOverError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
