@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.bridge.jvm import (
@@ -337,34 +337,24 @@ def create_table(
             return
         if not is_begun:
             raise failure from error
-        try:
-            _begin_log(spark, target, like, partition_by=partition_by, cluster_by=cluster_by, properties=properties)
-        except JVM_ERRORS as another:
-            if not table_exists(spark, target):
-                raise failure from another
+        writer = spark.createDataFrame([], like.schema).write.format("delta").options(**properties)
+        if partition_by:
+            writer = writer.partitionBy(*partition_by)
+        if not _begin_log(spark, target, writer, cluster_by) and not table_exists(spark, target):
+            raise failure from error
 
 
-def _begin_log(
-    spark: SparkSession,
-    target: str,
-    like: DataFrame,
-    *,
-    partition_by: Sequence[str],
-    cluster_by: Sequence[str],
-    properties: Mapping[str, str],
-) -> None:
-    """Write the first commit into the folder of a log that has none."""
-    writer = spark.createDataFrame([], like.schema).write.format("delta").mode("append").options(**properties)
-    if partition_by:
-        writer = writer.partitionBy(*partition_by)
+def _begin_log(spark: SparkSession, target: str, writer: DataFrameWriter, cluster_by: Sequence[str]) -> bool:
+    """Write the first commit into the folder of a log that has none; False where that fails, or another writer has done so."""
     path = location(spark, target)
-    if path is None:
-        writer.saveAsTable(target)
-    else:
-        writer.save(path)
+    try:
+        writer.mode("error").saveAsTable(target) if path is None else writer.mode("error").save(path)
+    except JVM_ERRORS:
+        return False
     if cluster_by:
         # The writer takes the folder for a table, and leaves its layout alone.
         spark.sql(f"ALTER TABLE {sql_name(spark, target)} CLUSTER BY ({', '.join(cluster_by)})")
+    return True
 
 
 def _names_in(data_type: DataType) -> Iterator[str]:

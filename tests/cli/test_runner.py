@@ -90,6 +90,19 @@ def rows_of(read_rows, tmp_path):
     return [tuple(row) for row in read_rows(str(tmp_path / "orders"), "id", "name")]
 
 
+def test_batches_that_end_before_the_first_look_are_counted(make_runner, landing, monkeypatch):
+    from stream_merge.cli.run import runner as module
+
+    for number in range(3):
+        landing(f"{number}.json", {"id": number, "name": "a"})
+    monkeypatch.setattr(module, "_POLL_SECONDS", 300)
+    with StopSignals() as signals:
+        runner, progress, _ = make_runner(signals, once=True)
+        assert runner.run() is ExitCode.OK
+    snapshot = progress.snapshot()
+    assert (snapshot.num_batches, snapshot.batch_id) == (3, 2)
+
+
 def test_once_takes_what_is_there_and_ends(make_runner, landing, read_rows, tmp_path):
     landing("1.json", {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
     landing("2.json", {"id": 1, "name": "c"})

@@ -188,11 +188,11 @@ class Runner:
         latest = _plain(query.lastProgress)
         if latest is None or (latest["batchId"], latest["timestamp"]) == self._seen:
             return
-        reports = [latest]
-        if self._seen is not None and latest["batchId"] > self._seen[0] + 1:
-            # Several micro-batches since then.
+        reports, seen = [latest], self._seen or (-1, "")
+        if latest["batchId"] > seen[0] + 1:
+            # Several micro-batches since then, or before the first look.
             recent = [report for each in query.recentProgress if (report := _plain(each)) is not None]
-            reports = [report for report in recent if (report["batchId"], report["timestamp"]) > self._seen] or reports
+            reports = [report for report in recent if (report["batchId"], report["timestamp"]) > seen] or reports
         if self._progress.snapshot().state is State.RETRYING:
             # That the query was started again says nothing; that it has reached the source and the tables does.
             self._progress.set_state(State.RUNNING)

@@ -1,8 +1,8 @@
 """Run every fault at every step of a merge, and write what was found into docs/reliability.md.
 
-`python -m tests.crash.matrix` runs all once, in about an hour. `--rounds 3` runs it three times, each with another call of the file
-system that fails, and another moment after the step at which the process dies. `--faults conflict --steps writing` runs some
-only, and `--dry` writes nothing.
+`python -m tests.crash.matrix` runs all once, which takes hours. `--rounds 3` runs it three times, each with another call of
+the file system that fails, and another moment after the step at which the process dies. `--faults conflict --steps writing`
+runs some only, and `--dry` writes nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,7 @@ from tests.crash.matrix.page import FAULTS, PAGE, with_matrix
 from tests.crash.matrix.session import Case
 from tests.streaming.child_session import last_lines, run_child
 
-OF_STATE = (
-    "columns_added",
-    "feature_added",
-    "quarantining",
-    "quarantined",
-    "truncating",
-    "handing_on",
-    "handed_on",
-    "remembering",
-    "remembered",
-    "forgetting",
-    "forgotten",
-)
+OF_STATE = steps.OPTIONAL_STEPS[1:]
 """The steps that only a sink with state comes to."""
 STEPS = ("created", *OF_STATE[:2], *steps.STEPS[:3], *OF_STATE[2:], *steps.STEPS[3:])
 KILLED = -9
