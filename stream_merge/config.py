@@ -82,6 +82,11 @@ class SinkConfig:
         return tuple(part for part in self.sequence_by if isinstance(part, str))
 
     @property
+    def requested_strategy(self) -> Strategy | None:
+        """The strategy that the user chose, if any."""
+        return None if self.strategy is None else Strategy(self.strategy)
+
+    @property
     def keeps_order(self) -> bool:
         """Whether the sink keeps the order of changes across batches: its default clauses do, given a sequence."""
         return bool(self.sequence_by) and not self.clauses

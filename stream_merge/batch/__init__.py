@@ -1,5 +1,6 @@
-"""One micro-batch, from the call of `foreachBatch` to its result: `micro_batch` reads as the story.
+"""One micro-batch, from the call of `foreachBatch` to its result: `run` reads as the story.
 
-`context` says who runs it, `target` gives the table what it needs, `preparation` and `measure` make the rows to merge of the
-batch, `commit` commits. May import every room below: quarantine, keyless, tombstones, partial_updates, order, merge, table.
+`context` finds out who runs the batch, `target` opens its table, `accept`, `reduce` and `measure` make the rows to merge,
+`attempts` puts them together for a version of the table, `staging` writes, `commit` commits, `report` reports.
+May import every room below: quarantine, keyless, tombstones, partial_updates, order, merge, table, bridge.
 """

@@ -1,4 +1,4 @@
-"""One attempt to merge a micro-batch into one version of the table, and what of it holds for the next attempt."""
+"""One attempt to merge a micro-batch into one version of the table, and the parts of it that hold for the next attempt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from stream_merge.batch.accept import Accepted
+from stream_merge.batch.reduce import Reduction
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Clause
@@ -35,19 +37,17 @@ class Attempt:
         opened: The version.
         clauses: The clauses that are carried out.
         plan: The strategy.
-        store: The deletes that this version remembers, if the sink keeps any.
-        batch: The rows that can be merged.
-        resolved: The statement.
-        rows: What is merged of the batch, evaluated once.
-        source: The same, measured, without what a remembered delete outdates.
+        accepted: The rows of the batch that can be merged, as they arrived.
+        reduction: The same, bound to the version, with the statement and what the version remembers.
+        rows: The rows that are merged, evaluated once.
+        source: The same, measured, without those that a remembered delete outdates.
     """
 
     opened: Opened
     clauses: tuple[Clause, ...]
     plan: MergePlan
-    store: TombstoneStore | None
-    batch: DataFrame
-    resolved: ResolvedMerge
+    accepted: Accepted
+    reduction: Reduction
     rows: DataFrame
     source: Source
 
@@ -55,6 +55,16 @@ class Attempt:
     def transaction(self) -> Transaction:
         """Delta's transaction on the version that is read."""
         return self.opened.transaction
+
+    @property
+    def resolved(self) -> ResolvedMerge:
+        """The statement."""
+        return self.reduction.resolved
+
+    @property
+    def store(self) -> TombstoneStore | None:
+        """What the version remembers, if the sink keeps tombstones."""
+        return self.reduction.store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

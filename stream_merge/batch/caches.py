@@ -39,8 +39,7 @@ class SinkCaches:
 
     Attributes:
         lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
-        app_id: Under which application id the last micro-batch was committed.
-        committed: That micro-batch, with the application id and Delta's id of the table before it.
+        committed: Application id, Delta's id of the table and number of the last micro-batch that the table has got.
         had_newer_rows: Whether rows of the target were newer than their changes in the last batch.
         left_out: The sets of columns that the target lacks and that were looked at already.
         reach: Which remembered deletes changes could be older than in the last batch.
@@ -49,7 +48,6 @@ class SinkCaches:
     """
 
     lock: Any = field(default_factory=RLock)
-    app_id: str | None = None
     committed: tuple[str, str, int] | None = None
     had_newer_rows: bool = False
     left_out: set[frozenset[str]] = field(default_factory=set)
@@ -75,6 +73,16 @@ class SinkCaches:
             names = [*(delta_name(name) for name in COUNTERS), "operationNumSourceRows"]
             self._metrics = (application, OperationMetrics(spark, names))
         return self._metrics[1]
+
+    def active_files(self, transaction: Transaction) -> TableFiles:
+        """Return the active files of the version that is read; from commit to commit they are brought up to date."""
+        self.files.advance(
+            transaction.table_id,
+            transaction.version,
+            read_commit=transaction.table.read_commit,
+            load=transaction.all_files,
+        )
+        return self.files
 
     def resolve(
         self,

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.micro_batch import MicroBatch
+from stream_merge.batch.run import run
 from stream_merge.bridge import sessions
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
@@ -73,14 +74,14 @@ def run_micro_batch(
         def merge() -> MergeResult:
             micro_batch = MicroBatch(
                 config=config,
-                state=state,
+                caches=state,
                 frame=sessions.moved(batch, spark),
                 query=query,
                 identity=identity,
                 is_complete=output_mode(config, query) == "complete",
             )
             try:
-                return micro_batch.run()
+                return run(micro_batch)
             except JVM_ERRORS as error:
                 raise translate(error) from error
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
 
+from stream_merge.batch.attempts import checked_plan
+from stream_merge.batch.bind import bind
 from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.column_checks import check_columns
-from stream_merge.batch.micro_batch import checked_clauses
-from stream_merge.batch.target import missing_columns, ordered_batch
+from stream_merge.batch.target import missing_columns
 from stream_merge.bridge import sessions
 from stream_merge.bridge.table import open_table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.merge.merge_on_read import independent_rows, needs_old_rows
+from stream_merge.merge.statement import checked_clauses
 from stream_merge.partial_updates.registers import PartialUpdates
-from stream_merge.plan import Strategy, choose_strategy
-from stream_merge.table.features import check_supported, has_change_feed, has_deletion_vectors
+from stream_merge.plan import Strategy
+from stream_merge.table.features import has_change_feed
 from stream_merge.table.files import is_prunable
 
 
@@ -36,13 +37,7 @@ def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
         is_complete = config.output_mode == "complete"
         clauses = () if is_complete else checked_clauses(config)
         transaction = open_table(spark, config.target).begin()
-        check_supported(config.target, transaction.metadata, transaction.protocol, transaction.schema)
-        plan = choose_strategy(
-            clauses,
-            is_complete_mode=is_complete,
-            has_deletion_vectors=has_deletion_vectors(transaction.properties, transaction.protocol),
-            requested=None if config.strategy is None else Strategy(config.strategy),
-        )
+        plan = checked_plan(config, clauses, transaction, is_complete=is_complete)
         lines = [f"MergeSink[{config.target}] at version {transaction.version}", f"  strategy  {plan}"]
         if is_complete:
             return "\n".join(lines)
@@ -82,8 +77,9 @@ def _ordered(
     config: SinkConfig, frame: DataFrame, transaction: Transaction
 ) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
     """Return sink and batch as the merge would have them, as far as the target is ready for it, and what to say of it."""
-    schema = StructType.fromJson(transaction.schema)
-    ordered, sequenced, partial = ordered_batch(config, frame, schema)
+    schema = transaction.struct_type
+    bound = bind(config, frame, schema)
+    ordered, sequenced, partial = bound.config, bound.frame, bound.partial
     added = missing_columns(config, frame, schema)
     lines = []
     if config.before is not None:

@@ -1,4 +1,4 @@
-"""Evaluates a micro-batch once, keeps its newest changes, and measures them in one pass."""
+"""Measures the evaluated rows of a micro-batch in one pass, and leaves out those that a remembered delete outdates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.materialized import materialized
+from stream_merge.batch.reduce import Reduction
 from stream_merge.bridge.sessions import persisted, summaries
-from stream_merge.bridge.statement import KeyPair, Once, ResolvedMerge
+from stream_merge.bridge.statement import KeyPair, ResolvedMerge
 from stream_merge.column_names import (
     DELETED,
     IS_OUTDATED,
@@ -24,9 +24,9 @@ from stream_merge.column_names import (
 )
 from stream_merge.config import SinkConfig
 from stream_merge.errors import NullKeyError
-from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS, Source, bound_of, deletes, null_key_condition
-from stream_merge.order.sequence import newest_changes
-from stream_merge.partial_updates.fold import folded_changes, since_deletes
+from stream_merge.merge.merge_on_read import independent_rows
+from stream_merge.merge.source import Source, bound_of, deletes, null_key_condition
+from stream_merge.partial_updates.fold import since_deletes
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.sql import quote
 from stream_merge.table.files import LAST_MICROS, comparable, is_prunable
@@ -43,69 +43,23 @@ FIRST_PLAIN_MICROS = -2_208_988_800_000_000
 
 
 @contextmanager
-def evaluated(
-    batch: DataFrame,
-    config: SinkConfig,
-    partial: PartialUpdates | None,
-    num_rows: int | None,
-    written: Collection[str],
-    once: Once,
-) -> Iterator[DataFrame]:
-    """Evaluate the batch once and keep it for the block: its newest changes where an order is given, numbered by `SOURCE_ID`.
-
-    Args:
-        batch: The batch; where changes set single columns, as `described_changes` returns it.
-        config: The sink, its sequence in columns.
-        partial: How changes set single columns, if they do.
-        num_rows: How many rows the batch has, if its rows are kept and were counted.
-        written: The columns of the batch that are written, in lower case.
-        once: Keeps expressions for other batches.
-    """
-    if config.sequence_by and num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS:
-        batch = batch.coalesce(1)
-    changes = batch
-    if config.sequence_by and partial is not None:
-        changes = folded_changes(batch, config, written, partial, once)
-    elif config.sequence_by:
-        changes = newest_changes(batch, config, written, once)
-    with materialized(changes.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))) as rows:
-        yield rows
-
-
-def written_columns(batch: DataFrame, config: SinkConfig, resolved: ResolvedMerge) -> set[str]:
-    """Return the columns of the batch that the target takes, in lower case; all of them where clauses say what they take."""
-    if config.clauses:
-        return {name.lower() for name in batch.columns}
-    return {name.lower() for name in config.columns or batch.columns} & {name.lower() for name in resolved.columns}
-
-
-@contextmanager
-def measured(
-    rows: DataFrame,
-    config: SinkConfig,
-    resolved: ResolvedMerge,
-    partition_columns: Sequence[str],
-    independence: tuple[Column, Column] | None,
-    store: TombstoneStore | None,
-    partial: PartialUpdates | None,
-    batch_name: str,
-) -> Iterator[Source]:
+def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
     """Leave out what is older than a remembered delete, and find out what the merge needs to know of the batch.
 
     Args:
-        rows: The evaluated batch.
-        config: The sink.
-        resolved: The statement.
-        partition_columns: Partition columns of the target.
-        independence: Whether a source row's new row depends on a match, and whether it has one; None if it always may.
-        store: The remembered deletes, if the sink keeps any.
-        partial: How changes set single columns, if they do.
-        batch_name: How messages name the batch.
+        rows: The evaluated rows.
+        reduction: What they were made of.
 
     Raises:
         NullKeyError: Keys are null and `null_keys` is error.
     """
-    measure = _Measure(config, resolved, partition_columns, independence, store, batch_name)
+    config, resolved, store = reduction.changes.bound.config, reduction.resolved, reduction.store
+    partial = reduction.changes.partial
+    independence = resolved.once(
+        "independence", lambda: independent_rows(resolved.clauses, keeps_order=config.keeps_order)
+    )
+    columns = reduction.transaction.partition_columns
+    measure = _Measure(config, resolved, columns, independence, store, reduction.batch.name)
     columns = [quote(name) for name in rows.columns]
     rows, num_truncated = _untruncated(rows, store, partial)
     with ExitStack() as stack:

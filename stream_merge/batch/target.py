@@ -1,31 +1,119 @@
-"""Gives a table the columns and the feature that a sink needs, and puts the batch in terms of its columns."""
+"""Opens the target of a micro-batch, creates it, and gives it the columns and the feature that the sink needs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import AtomicType, DataType, MapType, NullType, StringType, StructType
+from pyspark.sql.types import DataType, MapType, StructType
 
-from stream_merge.bridge.table import Table
+from stream_merge.batch.applied import last_applied
+from stream_merge.batch.bind import bind
+from stream_merge.batch.micro_batch import MicroBatch
+from stream_merge.bridge.table import Table, create_table, future_table, open_table, table_exists
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
-from stream_merge.errors import UnsupportedTableError
-from stream_merge.keyless.multiset import with_row_ids
-from stream_merge.merge.lossless_casts import exactly_typed
-from stream_merge.order.sequence import in_type_of_target, stored_in, with_sequence
-from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates, sequence_struct
+from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
+from stream_merge.order.sequence import stored_in, with_sequence
+from stream_merge.partial_updates.registers import sequence_struct
 from stream_merge.sql import quote
 from stream_merge.steps import reached
+from stream_merge.table.log_stores import check_log_store
 
 logger = logging.getLogger("stream_merge")
 
 FEATURE = "domainMetadata"
 """The table feature for what is remembered of deletes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The target as a micro-batch finds it.
+
+    Attributes:
+        table: The table.
+        transaction: Delta's transaction on its newest version.
+        is_empty: Whether the sink has just created it.
+        is_applied: Whether it holds the batch.
+    """
+
+    table: Table
+    transaction: Transaction
+    is_empty: bool
+    is_applied: bool
+
+    @property
+    def table_id(self) -> str:
+        """Delta's id of the table."""
+        return self.transaction.table_id
+
+
+def open_target(batch: MicroBatch) -> Target:
+    """Open the target of a batch, which is created where the sink may do that.
+
+    Raises:
+        BatchIdRegressionError: The table holds a later batch, or another one of this number.
+        CommitLostError: The table does not hold the last batch that was committed.
+        TargetNotFoundError: There is no such table.
+        UnsupportedTableError: Other writers could overwrite the table's commits.
+    """
+    is_created = batch.config.create_if_missing and _create_if_missing(batch)
+    table = open_table(batch.spark, batch.config.target)
+    _check_log_store(batch, table)
+    transaction = table.begin()
+    return Target(
+        table=table,
+        transaction=transaction,
+        is_empty=is_created and transaction.version == 0,
+        is_applied=batch.identity is not None
+        and batch.identity.is_applied(transaction, last_applied(batch, transaction.table_id)),
+    )
+
+
+def _create_if_missing(batch: MicroBatch) -> bool:
+    """Create the target; never in the place of one that this process has written. Return whether it was created."""
+    config, spark = batch.config, batch.spark
+    if table_exists(spark, config.target):
+        return False
+    if batch.identity is not None and batch.caches.committed and batch.caches.committed[0] == batch.identity.app_id:
+        raise TargetNotFoundError(
+            f"{batch.name}: the table has earlier micro-batches of this query, and is gone. It is not created anew, since "
+            "their rows would be missing: restore it, or begin with an empty table and a new checkpoint."
+        )
+    future = future_table(spark, config.target)
+    if future is not None:
+        _check_log_store(batch, future)
+    like, properties = written(config, batch.frame), config.table_properties
+    if not batch.is_complete:
+        like, properties = _with_own_columns(config, batch.frame, like)
+    create_table(
+        spark,
+        config.target,
+        like,
+        partition_by=config.partition_by,
+        cluster_by=config.cluster_by,
+        properties=properties,
+    )
+    reached("created")
+    return True
+
+
+def _check_log_store(batch: MicroBatch, table: Table) -> None:
+    """Refuse a table whose commits other writers may overwrite; each table is looked at once."""
+    checked = batch.caches.checked_log_stores
+    if batch.config.single_writer or table.root in checked:
+        return
+    check_log_store(table.name, table.scheme, table.log_store, single_writer=False)
+    checked.add(table.root)
+
+
+def written(config: SinkConfig, frame: DataFrame) -> DataFrame:
+    """Return a batch with the columns that the sink writes."""
+    return frame.select(*[quote(name) for name in config.written_columns(frame.columns)])
 
 
 def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) -> dict[str, str]:
@@ -50,7 +138,7 @@ def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) ->
         missing[SEQUENCE] = added.dataType.simpleString()
         schema.add(added)
     if config.sets_columns and COLUMN_SEQUENCES not in schema.names:
-        partial = ordered_batch(config, batch, schema)[2]
+        partial = bind(config, batch, schema).partial
         if partial is not None:
             missing[COLUMN_SEQUENCES] = partial.sequences_type.simpleString()
     return missing
@@ -91,7 +179,7 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     Raises:
         UnsupportedTableError: The sequence was widened, and the table property that allows it was taken away since.
     """
-    schema = StructType.fromJson(transaction.schema)
+    schema = transaction.struct_type
     missing = missing_columns(config, batch, schema)
     if missing:
         table.add_columns(missing)
@@ -113,8 +201,8 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     return table.begin() if missing or outgrown or lacks_feature else transaction
 
 
-def prepared(config: SinkConfig, batch: DataFrame, written: DataFrame) -> tuple[DataFrame, Mapping[str, str]]:
-    """Return what a target is to be created like, and its properties, so that it has what the sink needs.
+def _with_own_columns(config: SinkConfig, batch: DataFrame, written: DataFrame) -> tuple[DataFrame, Mapping[str, str]]:
+    """Return a frame with the columns of a new target, and its properties, so that it has what the sink needs.
 
     Args:
         config: The sink as the user configured it.
@@ -125,83 +213,3 @@ def prepared(config: SinkConfig, batch: DataFrame, written: DataFrame) -> tuple[
     added = [F.lit(None).cast(sql_type).alias(name) for name, sql_type in missing.items()]
     feature = {f"delta.feature.{FEATURE}": "supported"} if config.keeps_tombstones else {}
     return written.select("*", *added), {**config.table_properties, **feature}
-
-
-def ordered_batch(
-    config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: bool = True
-) -> tuple[SinkConfig, DataFrame, PartialUpdates | None]:
-    """Return the sink in terms of columns that batch and target have, the batch with these columns, and how changes set them.
-
-    The columns are the ones that hold the sequence, and the ones that are written.
-
-    Args:
-        config: The sink as the user configured it.
-        batch: The batch as it arrived.
-        schema: The target's.
-        is_typed: Whether keys and sequence get the types that the target has, with an error where that changes them. A quarantine
-            looks at the batch before.
-
-    Raises:
-        SchemaMismatchError: The sequence has another order in the target's type.
-    """
-    if config.before is not None:
-        return *with_row_ids(config, batch, schema), None
-    config, batch = _with_sequence(config, batch, schema)
-    if is_typed and config.keeps_order:
-        batch = _typed_as_in_target(config, batch, schema)
-    if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
-        return config, batch, None
-    if config.columns or config.except_columns:
-        in_target = {name.lower() for name in schema.names}
-        written = config.written_columns(batch.columns)
-        kept = [name for name in written if config.merge_schema or name.lower() in in_target]
-        config = replace(config, columns=tuple(dict.fromkeys((*kept, *config.sequence_columns))), except_columns=())
-    sequence = None
-    if config.sequence_by:
-        holder = schema if {*config.sequence_columns} <= {*schema.names} else batch.schema
-        sequence = sequence_struct(holder, config.sequence_columns)
-    partial = find_partial_updates(config, batch.schema.fields, schema.fields, sequence)
-    if partial is not None and sequence is not None:
-        batch = batch.withColumn(COLUMN_SEQUENCES, F.lit(None).cast(partial.sequences_type))
-        if config.columns:
-            config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
-    return config, batch, partial
-
-
-def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
-    """Return the batch with the types of the target's keys and sequence, so that all of a merge compares the same values.
-
-    Keys that only the cast makes equal ('1' and '01' in an INT) are one key then, inside the batch and among the deletes.
-    """
-    in_target = {field.name.lower(): field.dataType for field in schema.fields}
-    given = {field.name.lower(): field for field in batch.schema.fields}
-    typed = {}
-    for name in config.sequence_columns:
-        field, kept = given.get(name.lower()), in_target.get(name.lower())
-        if field is not None and kept is not None and field.name != SEQUENCE and field.dataType != kept:
-            typed[field.name] = in_type_of_target(F.col(quote(field.name)), field.name, field.dataType, kept)
-    for name in config.keys:
-        field, kept = given.get(name.lower()), in_target.get(name.lower())
-        if field is None or kept is None or field.dataType == kept or field.name in typed:
-            continue
-        # The text of a number is another one for each number.
-        if _is_plain(field.dataType) and _is_plain(kept) and not isinstance(kept, StringType):
-            typed[field.name] = exactly_typed(F.col(quote(field.name)), field.name, field.dataType, kept)
-    if not typed:
-        return batch
-    return batch.select(*[typed[n].alias(n) if n in typed else F.col(quote(n)) for n in batch.columns])
-
-
-def _is_plain(data_type: DataType) -> bool:
-    return isinstance(data_type, AtomicType) and not isinstance(data_type, NullType)
-
-
-def _with_sequence(config: SinkConfig, batch: DataFrame, schema: StructType) -> tuple[SinkConfig, DataFrame]:
-    if not config.sequence_by:
-        return config, batch
-    # Clauses of the user's own compare with the target as they like; the order decides inside the batch alone.
-    columns = stored_in(config.sequence_parts, batch.columns, schema.names if config.keeps_order else batch.columns)
-    if columns == (SEQUENCE,):
-        target_type = schema[SEQUENCE].dataType if SEQUENCE in schema.names else None
-        batch = with_sequence(batch, config.sequence_parts, config.source_alias, target_type)
-    return replace(config, sequence_by=columns, tie_break_by=()), batch

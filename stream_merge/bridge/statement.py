@@ -114,6 +114,11 @@ class ResolvedMerge:
         return cast("T", self._made[name])
 
     @property
+    def needs_all_files(self) -> bool:
+        """Whether rows of the target that match nothing may change, so that every file is read."""
+        return any(c.clause.when is When.NOT_MATCHED_BY_SOURCE for c in self.clauses)
+
+    @property
     def _jvm(self) -> Any:
         return self._spark._jvm
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
@@ -95,6 +96,16 @@ class Transaction:
     def schema(self) -> dict[str, Any]:
         """The table's schema as the log writes it."""
         return dict(json.loads(self.metadata["schemaString"]))
+
+    @cached_property
+    def struct_type(self) -> StructType:
+        """The table's schema as Spark's type."""
+        return StructType.fromJson(self.schema)
+
+    @property
+    def table_id(self) -> str:
+        """Delta's id of the table."""
+        return str(self.metadata["id"])
 
     @cached_property
     def snapshot(self) -> Any:

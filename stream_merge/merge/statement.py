@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from stream_merge.clauses import Action, Clause, Expression, When
+from stream_merge.clauses import Action, Clause, Expression, When, find_clause_faults
 from stream_merge.config import SinkConfig
+from stream_merge.errors import ClauseError
 from stream_merge.sql import quote
 
 _WHEN = {
@@ -31,6 +32,21 @@ def effective_clauses(config: SinkConfig) -> tuple[Clause, ...]:
     if not config.keys and config.before is None:
         return ()
     return _default_clauses(config)
+
+
+def checked_clauses(config: SinkConfig) -> tuple[Clause, ...]:
+    """Return the clauses that the sink carries out.
+
+    Raises:
+        ClauseError: The sink has no clause, or its clauses are not a valid MERGE; one error names all faults.
+    """
+    clauses = effective_clauses(config)
+    if not clauses:
+        raise ClauseError("the merge has no clause", condition="DELTA_MERGE_MISSING_WHEN")
+    faults = find_clause_faults(config.clauses)
+    if faults:
+        raise ClauseError("; ".join(faults))
+    return clauses
 
 
 @dataclass(frozen=True, slots=True)

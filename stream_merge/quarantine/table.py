@@ -6,14 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
-from stream_merge.bridge.jvm import JVM_ERRORS, conflict_name, translate
+from stream_merge.bridge.jvm import conflict_name
 from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.sessions import summary
 from stream_merge.bridge.statement import ResolvedMerge
@@ -29,7 +28,7 @@ from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.debezium.settings import CHANGE_COL
-from stream_merge.errors import CommitConflictError, QuarantineLimitError
+from stream_merge.errors import QuarantineLimitError
 from stream_merge.keyless.multiset import type_before
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.partial_updates.special_changes import SPECIAL, own_columns
@@ -37,7 +36,7 @@ from stream_merge.quarantine.row_checks import Check, Checks
 from stream_merge.row_json import row_as_json
 from stream_merge.sql import quote
 from stream_merge.steps import reached
-from stream_merge.table.exactly_once import BatchIdentity, back_off
+from stream_merge.table.exactly_once import BatchIdentity, Outcome, Retries, until_settled
 from stream_merge.table.log_stores import check_log_store
 
 logger = logging.getLogger("stream_merge")
@@ -101,7 +100,7 @@ class Quarantine:
     def _app_id(self) -> str:
         """The application id of the SetTransaction: other sinks of the query may write to the same table."""
         assert self.identity is not None
-        return f"{self.identity.app_id}/quarantine/{self.transaction.metadata['id']}"
+        return f"{self.identity.app_id}/quarantine/{self.transaction.table_id}"
 
     @contextmanager
     def accepted(
@@ -143,7 +142,7 @@ class Quarantine:
             ordered=self.ordered,
             partial=self.partial,
             resolved=resolved,
-            target=StructType.fromJson(self.transaction.schema),
+            target=self.transaction.struct_type,
             before=type_before(self.config, batch) if self.config.before is not None else None,
         )
         # Without a table for them, other rows that cannot be merged fail the merge by themselves.
@@ -201,22 +200,16 @@ class Quarantine:
         """
         described = self._described(rejected, schema).coalesce(1 + num_rejected // ROWS_A_FILE)
         reached("quarantining")
-        for attempt in count(1):
-            try:
-                self._append(described)
-                break
-            except JVM_ERRORS as error:
-                if self._is_recorded(described.sparkSession) and self._missing(described).isEmpty():
-                    logger.warning("%s: the commit to %s raised an error but landed: %s", self.name, self.table, error)
-                    break
-                conflict = conflict_name(error)
-                if conflict is None:
-                    raise translate(error) from error
-                if attempt > self.config.max_commit_retries:
-                    raise CommitConflictError(self.name, attempt, f"{conflict} in {self.table}") from error
-                logger.info("%s: %s in %s, attempt %d", self.name, conflict, self.table, attempt)
-                back_off(attempt)
+        retries = Retries(
+            name=self.name, max_retries=self.config.max_commit_retries, explanation=f" in the quarantine {self.table}"
+        )
+        until_settled(described, commit=self._append, settle=self._settled, again=lambda rows: rows, retries=retries)
         reached("quarantined")
+
+    def _settled(self, described: DataFrame, error: BaseException) -> Outcome:
+        """Return what became of a commit that raised: what the table holds of the batch decides."""
+        is_there = self._is_recorded(described.sparkSession) and self._missing(described).isEmpty()
+        return Outcome(is_landed=is_there, conflict=None if is_there else conflict_name(error))
 
     def _append(self, described: DataFrame) -> None:
         spark = described.sparkSession

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from stream_merge.bridge.jvm import conflict_name
+from stream_merge.bridge.jvm import JVM_ERRORS, conflict_name, translate
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.errors import (
     BatchIdRegressionError,
+    CommitConflictError,
     CommitLostError,
     CommitStateUnknownError,
     ConfigError,
     UnsupportedTableError,
 )
+from stream_merge.metrics import PhaseTimer
+
+A = TypeVar("A")
+
+logger = logging.getLogger("stream_merge")
 
 MAX_BACKOFF_SECONDS = 5.0
 
@@ -149,13 +157,18 @@ class Outcome:
 
     Attributes:
         version: The version at which it landed, or None.
-        is_applied_elsewhere: Whether another process committed the same batch.
+        is_landed: Whether the table holds the batch, in a commit of unknown version: this one, or that of another process.
         conflict: Delta's name of the conflict, when it was one.
     """
 
     version: int | None = None
-    is_applied_elsewhere: bool = False
+    is_landed: bool = False
     conflict: str | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the table holds what was to be committed."""
+        return self.version is not None or self.is_landed
 
 
 def settle(table: Table, transaction: Transaction, identity: BatchIdentity | None, error: BaseException) -> Outcome:
@@ -173,7 +186,7 @@ def settle(table: Table, transaction: Transaction, identity: BatchIdentity | Non
         if version is not None:
             return Outcome(version=version)
         if identity is not None and identity.is_applied(now):
-            return Outcome(is_applied_elsewhere=True)
+            return Outcome(is_landed=True)
     except (BatchIdRegressionError, CommitStateUnknownError):
         raise
     except Exception as unreadable:  # noqa: BLE001 - whatever hinders the reading, the state is unknown
@@ -184,6 +197,87 @@ def settle(table: Table, transaction: Transaction, identity: BatchIdentity | Non
     return Outcome(conflict=conflict_name(error))
 
 
+@dataclass(slots=True, kw_only=True)
+class Retries:
+    """Counts the attempts of a commit, and says whether another one may follow.
+
+    Attributes:
+        name: The name of what is committed, in messages.
+        max_retries: How many attempts may follow the first one.
+        explanation: What messages say behind the name of a conflict.
+        num_attempts: How many attempts there were.
+        conflicts: Delta's names of the conflicts that they met.
+        timer: Takes the time that is waited for, as part of the phase `commit`.
+    """
+
+    name: str
+    max_retries: int
+    explanation: str = ""
+    num_attempts: int = 0
+    conflicts: list[str] = field(default_factory=list)
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+
+    def wait(self, error: BaseException, conflict: str | None) -> None:
+        """Wait before the next attempt.
+
+        Args:
+            error: What the commit raised.
+            conflict: Delta's name of the conflict, if it was one.
+
+        Raises:
+            CommitConflictError: There were too many.
+            StreamMergeError: The commit failed for another reason, in the terms of this library.
+        """
+        if conflict is None:
+            raise translate(error) from error
+        self.conflicts.append(conflict)
+        if self.num_attempts > self.max_retries:
+            raise CommitConflictError(self.name, self.num_attempts, conflict + self.explanation) from error
+        logger.info("%s: %s%s, attempt %d", self.name, conflict, self.explanation, self.num_attempts)
+        with self.timer.phase("commit"):
+            back_off(self.num_attempts)
+
+
 def back_off(attempt: int) -> None:
     """Wait before another attempt: twice as long each time, jittered, so that writers do not meet again."""
     time.sleep(min(MAX_BACKOFF_SECONDS, 0.05 * 2**attempt) * random.uniform(0.5, 1.5))
+
+
+def until_settled(
+    first: A,
+    *,
+    commit: Callable[[A], int | None],
+    settle: Callable[[A, BaseException], Outcome],
+    again: Callable[[A], A | None],
+    retries: Retries,
+) -> tuple[A, int | None]:
+    """Commit an attempt, and another one after each conflict, until the table holds what they write.
+
+    Args:
+        first: The first attempt.
+        commit: Commits an attempt; returns the version where that is known.
+        settle: Finds out what became of a commit that raised.
+        again: Makes another attempt after a conflict; gives None if another process has committed meanwhile.
+        retries: Counts the attempts.
+
+    Returns:
+        The last attempt and its version; None where another process has committed what it writes.
+
+    Raises:
+        CommitConflictError: Other writers came first too often.
+        StreamMergeError: The commit failed.
+    """
+    attempt: A | None = first
+    while attempt is not None:
+        last = attempt
+        retries.num_attempts += 1
+        try:
+            return last, commit(last)
+        except JVM_ERRORS as error:
+            outcome = settle(last, error)
+            if outcome.is_settled:
+                logger.warning("%s: the commit raised an error but is in the table: %s", retries.name, error)
+                return last, outcome.version
+            retries.wait(error, outcome.conflict)
+        attempt = again(last)
+    return last, None

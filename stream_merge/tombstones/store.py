@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
@@ -253,7 +252,7 @@ def load_store(
 
     Args:
         config: The sink as the user configured it.
-        ordered: The sink as `ordered_batch` returned it.
+        ordered: The sink as `bind` returned it.
         table: The target.
         transaction: The version that is read.
         had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch came. If no state says otherwise, rows may use it.
@@ -271,7 +270,7 @@ def load_store(
     )
     state = _state_of(table, transaction, fresh)
     state.check(table.name, fresh)
-    schema = {f.name.lower(): f.dataType for f in _schema_of(transaction).fields}
+    schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
     if state.older_columns is None:
         # No commit has said it: a batch was killed before its own, or nothing was merged. It is looked up once.
         state = replace(state, older_columns=_older_columns(table, transaction))
@@ -305,10 +304,6 @@ def forget_state(spark: SparkSession, target: str) -> None:
         transaction.commit({}, CommitActions(domain_metadata={DOMAIN: None}), manual_operation(session))
     except JVM_ERRORS as error:
         raise translate(error) from error
-
-
-def _schema_of(transaction: Transaction) -> StructType:
-    return StructType.fromJson(transaction.schema)
 
 
 def _state_of(table: Table, transaction: Transaction, fresh: TombstoneManifest) -> TombstoneManifest:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stream_merge import MergeSink, merge_sink, steps
-from stream_merge.batch import commit
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.errors import BatchIdRegressionError, StreamMergeError
+from stream_merge.table import exactly_once
 from tests.conftest import CreateTable
 from tests.model.protocol import Change, Model, State, Step, Version
 from tests.spark.delta_log import actions_of, latest_version
@@ -194,7 +194,7 @@ class Walk:
 
     def _hook(self, patch: pytest.MonkeyPatch) -> None:
         """Stop the sinks where the model's processes stop, and let their commits go wrong; all else is the real sink."""
-        real_commit, real_back_off = Transaction.commit, commit.back_off
+        real_commit, real_back_off = Transaction.commit, exactly_once.back_off
 
         def current() -> Actor | None:
             return self.by_thread.get(threading.get_ident())
@@ -228,7 +228,7 @@ class Walk:
 
         patch.setattr(steps, "observer", observe)
         patch.setattr(Transaction, "commit", commit_or_not)
-        patch.setattr(commit, "back_off", back_off)
+        patch.setattr(exactly_once, "back_off", back_off)
 
     def _do(self, step: Step) -> None:
         if step.process in STATEMENTS:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink
-from stream_merge.batch import measure
+from stream_merge.batch import reduce
 from stream_merge.partial_updates.fold import folded_changes
 from tests.conftest import CreateTable
 from tests.spark.drawing import LOGS, drawn
@@ -86,7 +86,7 @@ class TestOneMove:
 
     def test_a_row_that_takes_all_values_along_is_merged_whole(self, create_source, read_rows, table, monkeypatch):
         folded = []
-        monkeypatch.setattr(measure, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
+        monkeypatch.setattr(reduce, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
         sink = moving(table)
         sink.merge(create_source(SCHEMA, [delete(1, 10, new=2), upsert(2, "A", "B", 11, old=1)]))
         assert not folded

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink
-from stream_merge.batch import measure
+from stream_merge.batch import reduce
 from stream_merge.column_names import COLUMN_SEQUENCES
 from stream_merge.errors import ConfigError, UnresolvedColumnError, UnsupportedTableError
 from stream_merge.partial_updates.fold import folded_changes
@@ -373,7 +373,7 @@ class TestWholeRows:
         self, create_table, create_source, read_rows, monkeypatch
     ):
         folded = []
-        monkeypatch.setattr(measure, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
+        monkeypatch.setattr(reduce, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
         path = create_table(TARGET, [(1, "a1", "b1", 1)])
         sink = unsent(path, truncate_when="op = 't'")
         changes = [(1, "a2", "b2", 2, "u", None), (2, "a", "b", 1, "u", []), (3, "a", "b", 1, "u", [])]
@@ -388,7 +388,7 @@ class TestWholeRows:
 
     def test_after_a_first_batch_without_changes(self, spark, create_table, create_source, read_rows, monkeypatch):
         folded = []
-        monkeypatch.setattr(measure, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
+        monkeypatch.setattr(reduce, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))
         path = create_table(TARGET, [(1, "a1", "b1", 1)])
         # The column for sequences is there then, and no commit says that no row uses it.
         unsent(path).merge(create_source(SCHEMA, []))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.batch.reduce import Reduction
 from stream_merge.column_names import ROW_ID, SEQUENCE
 from stream_merge.errors import ConfigError, ConfigurationChangedError, MergeExecutionError, UnresolvedColumnError
 from tests.conftest import CreateTable
@@ -257,15 +258,13 @@ def test_files_without_equal_rows_are_not_read(spark, create_table, create_sourc
     for seq in range(1, 5):
         sink.merge(create_source(CHANGES, [add(seq, (seq * 10, "x"))]))
     read: list[int] = []
-    from stream_merge.batch import preparation
+    rows_in = Reduction.rows_in
 
-    rows_in = preparation._rows_in
+    def counted(reduction, ranges):
+        read.append(len(reduction.batch.caches.active_files(reduction.transaction).may_match(ranges, None)))
+        return rows_in(reduction, ranges)
 
-    def counted(ranges, resolved, transaction, files):
-        read.append(len(files.may_match(ranges, None)))
-        return rows_in(ranges, resolved, transaction, files)
-
-    monkeypatch.setattr(preparation, "_rows_in", counted)
+    monkeypatch.setattr(Reduction, "rows_in", counted)
     sink.merge(create_source(CHANGES, [remove(9, (30, "x"))]))
     assert read == [1]
 

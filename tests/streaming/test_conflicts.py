@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from stream_merge import AmbiguousMatchError, CommitConflictError, MergeResult, merge_sink
-from stream_merge.batch import commit
 from stream_merge.errors import UnresolvedColumnError
 from stream_merge.sql import quote
+from stream_merge.table import exactly_once
 from tests.conftest import CreateTable
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
 from tests.streaming.streams import SCHEMA, ChangeFiles, counting_sink, recorded_ids, rows, run, run_to_failure
@@ -327,7 +327,7 @@ def test_a_batch_that_another_process_commits_while_this_one_waits(
     def meanwhile(_: int) -> None:
         new_sink()(create_source(SCHEMA, SOURCE), 0)
 
-    monkeypatch.setattr(commit, "back_off", meanwhile)
+    monkeypatch.setattr(exactly_once, "back_off", meanwhile)
     at_step("before_commit", write_beside("INSERT INTO {table} VALUES (50, 50)"))
     new_sink(on_result=results.append)(create_source(SCHEMA, SOURCE), 0)
 

@@ -95,7 +95,7 @@ def _other_source(spark: SparkSession, source: Source, position: Mapping[str, An
             return f"belongs to the topics {', '.join(sorted(position))}" if is_other else None
         case DeltaSource():
             try:
-                table_id = open_table(spark, source.table).begin().metadata["id"]
+                table_id = open_table(spark, source.table).begin().table_id
             except StreamMergeError:
                 return None
             return None if position["reservoirId"] == table_id else f"belongs to another table than {source.table}"

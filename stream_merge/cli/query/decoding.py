@@ -222,7 +222,7 @@ class Decoder:
 def target_schema(spark: SparkSession, target: str) -> T.StructType | None:
     """Return the columns of a table without those that the sink has added; None where there is no table."""
     try:
-        schema = T.StructType.fromJson(open_table(spark, target).begin().schema)
+        schema = open_table(spark, target).begin().struct_type
     except TargetNotFoundError:
         return None
     return T.StructType([f for f in schema.fields if not is_own(f.name)])

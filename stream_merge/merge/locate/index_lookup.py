@@ -96,7 +96,7 @@ def _reset(job: MergeJob) -> None:
     columns = [*(pair.target for pair in job.resolved.key_pairs), *job.order_by]
     # By their names in the files: a column may get the name that another one had.
     names = tuple(physical_name(schema, column) for column in columns)
-    job.index.reset((job.transaction.metadata["id"], job.resolved.key_pairs, job.order_by, names))
+    job.index.reset((job.transaction.table_id, job.resolved.key_pairs, job.order_by, names))
 
 
 def find_matches_by_index(job: MergeJob) -> Located | None:

@@ -1,0 +1,111 @@
+"""Binds a sink and its batch to a table: puts both in terms of columns that the table has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import AtomicType, DataType, NullType, StringType, StructType
+
+from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
+from stream_merge.config import SinkConfig
+from stream_merge.keyless.multiset import with_row_ids
+from stream_merge.merge.lossless_casts import exactly_typed
+from stream_merge.order.sequence import in_type_of_target, stored_in, with_sequence
+from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates, sequence_struct
+from stream_merge.sql import quote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A sink and a batch in terms of columns that a table has.
+
+    Attributes:
+        config: The sink; its sequence, and the key of a table without one, are columns.
+        frame: The batch with these columns.
+        partial: How changes of the sink may set single columns, if they may.
+        is_keyless: Whether the table has no key, so that removals are paired with rows.
+    """
+
+    config: SinkConfig
+    frame: DataFrame
+    partial: PartialUpdates | None = None
+    is_keyless: bool = False
+
+
+def bind(config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: bool = True) -> Bound:
+    """Bind a sink and a batch to a table.
+
+    Args:
+        config: The sink as the user configured it.
+        batch: The batch as it arrived.
+        schema: The table's.
+        is_typed: Whether keys and sequence get the table's types, with an error where that changes a value. A quarantine looks
+            at the batch before.
+
+    Raises:
+        SchemaMismatchError: The sequence has another order in the table's type.
+    """
+    if config.before is not None:
+        config, batch = with_row_ids(config, batch, schema)
+        return Bound(config=config, frame=batch, is_keyless=True)
+    config, batch = _with_sequence(config, batch, schema)
+    if is_typed and config.keeps_order:
+        batch = _typed_as_in_target(config, batch, schema)
+    if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
+        return Bound(config=config, frame=batch)
+    if config.columns or config.except_columns:
+        in_target = {name.lower() for name in schema.names}
+        written = config.written_columns(batch.columns)
+        kept = [name for name in written if config.merge_schema or name.lower() in in_target]
+        config = replace(config, columns=tuple(dict.fromkeys((*kept, *config.sequence_columns))), except_columns=())
+    sequence = None
+    if config.sequence_by:
+        holder = schema if {*config.sequence_columns} <= {*schema.names} else batch.schema
+        sequence = sequence_struct(holder, config.sequence_columns)
+    partial = find_partial_updates(config, batch.schema.fields, schema.fields, sequence)
+    if partial is not None and sequence is not None:
+        batch = batch.withColumn(COLUMN_SEQUENCES, F.lit(None).cast(partial.sequences_type))
+        if config.columns:
+            config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
+    return Bound(config=config, frame=batch, partial=partial)
+
+
+def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
+    """Return the batch with the types of the target's keys and sequence, so that all of a merge compares the same values.
+
+    Keys that only the cast makes equal ('1' and '01' in an INT) are one key then, inside the batch and among the deletes.
+    """
+    in_target = {field.name.lower(): field.dataType for field in schema.fields}
+    given = {field.name.lower(): field for field in batch.schema.fields}
+    typed = {}
+    for name in config.sequence_columns:
+        field, kept = given.get(name.lower()), in_target.get(name.lower())
+        if field is not None and kept is not None and field.name != SEQUENCE and field.dataType != kept:
+            typed[field.name] = in_type_of_target(F.col(quote(field.name)), field.name, field.dataType, kept)
+    for name in config.keys:
+        field, kept = given.get(name.lower()), in_target.get(name.lower())
+        if field is None or kept is None or field.dataType == kept or field.name in typed:
+            continue
+        # The text of a number is another one for each number.
+        if _is_plain(field.dataType) and _is_plain(kept) and not isinstance(kept, StringType):
+            typed[field.name] = exactly_typed(F.col(quote(field.name)), field.name, field.dataType, kept)
+    if not typed:
+        return batch
+    return batch.select(*[typed[n].alias(n) if n in typed else F.col(quote(n)) for n in batch.columns])
+
+
+def _is_plain(data_type: DataType) -> bool:
+    return isinstance(data_type, AtomicType) and not isinstance(data_type, NullType)
+
+
+def _with_sequence(config: SinkConfig, batch: DataFrame, schema: StructType) -> tuple[SinkConfig, DataFrame]:
+    if not config.sequence_by:
+        return config, batch
+    # Clauses of the user's own compare with the target as they like; the order decides inside the batch alone.
+    columns = stored_in(config.sequence_parts, batch.columns, schema.names if config.keeps_order else batch.columns)
+    if columns == (SEQUENCE,):
+        target_type = schema[SEQUENCE].dataType if SEQUENCE in schema.names else None
+        batch = with_sequence(batch, config.sequence_parts, config.source_alias, target_type)
+    return replace(config, sequence_by=columns, tie_break_by=()), batch
