@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -20,6 +21,7 @@ from stream_merge.cli.file.model_faults import SECTIONS, SOURCES
 PIPELINE_REFERENCE = "pipeline-reference.md"
 CONFIGURATION_REFERENCE = "configuration-reference.md"
 
+_WIDTH = 120
 _MADE = "<!-- Made by `python -m stream_merge.cli.file.reference docs` from the code; edit that. -->"
 _WORDS: Mapping[Any, str] = {
     str: "text",
@@ -33,25 +35,26 @@ _PIPELINE_INTRODUCTION = f"""\
 
 {_MADE}
 
-What `stream-merge run` reads: a file in [TOML](https://toml.io), in UTF-8. `stream-merge init` writes a commented example, and
-`stream-merge validate` says everything that is wrong with a file, with its line.
+`stream-merge run` reads a file in [TOML](https://toml.io), in UTF-8. `stream-merge init` writes a commented example,
+and `stream-merge validate` reports every fault of a file with its line.
 
 - An option that the file does not know is a fault, and never ignored.
 - Relative paths start from the folder in which the command runs.
-- `${{NAME}}` in a text is the value of an environment variable, `${{NAME:-default}}` has a default for one that is missing or
-  empty, and `$${{` is a plain `${{`. Numbers may come from the environment as well: `prometheus_port = "${{PORT}}"`. Names of
-  options and sections are taken as they are.
-- Values from the environment, and those of options whose name says password, passphrase, secret, token, JAAS or credential, appear
-  as `***` in everything that the command writes. Values of fewer than four characters cannot be masked.
-- Durations are a number and a unit: `"30 seconds"`, `"1.5 hours"`, `"7 days"`.
+- `${{NAME}}` in a text is the value of an environment variable. `${{NAME:-default}}` has a default for a variable that is
+  missing or empty, and `$${{` is a plain `${{`. Numbers may come from the environment too: `prometheus_port = "${{PORT}}"`.
+  Names of options and sections are not replaced.
+- Values from the environment, and values of options whose name says password, passphrase, secret, token, JAAS or
+  credential, appear as `***` in everything that the command writes. Values of fewer than four characters cannot be
+  masked.
+- A duration is a number and a unit: `"30 seconds"`, `"1.5 hours"`, `"7 days"`.
 """
 _CONFIGURATION_INTRODUCTION = f"""\
 # Options in Python
 
 {_MADE}
 
-The options of `merge_sink` and `merge_router`. The [guide](guide.md) shows how they go together; the options of a pipeline file
-are in the [reference of pipeline files](pipeline-reference.md).
+These are the options of `merge_sink` and `merge_router`. The [guide](guide.md) shows how they go together. The options
+of a pipeline file are in the [reference of pipeline files](pipeline-reference.md).
 """
 _HEADS = {
     "pipeline": "[pipeline]",
@@ -70,9 +73,9 @@ def pipeline_reference() -> str:
         for model in models:
             kinds = [f', format = "{kind}"' for kind, source in SOURCES.items() if source is model]
             parts.append(f"## `{_HEADS[section]}`{''.join(kinds)}\n")
-            parts.append(f"{_one_line(inspect.getdoc(model) or '')}\n")
+            parts.append(f"{_paragraph(inspect.getdoc(model) or '')}\n")
             rows = [_option_row(field.alias or name, field) for name, field in model.model_fields.items()]
-            parts.append(_table(("option", "value", "default", ""), rows))
+            parts.append(_table(("option", "value", "default", "meaning"), rows))
     return "\n".join(parts)
 
 
@@ -84,8 +87,10 @@ def configuration_reference() -> str:
         sections = _docstring_sections(doc)
         parts.append(f"## `{function.__name__}`\n")
         parts.append(f"{sections['']}\n")
-        parts.append(_table(("option", "default", ""), _argument_rows(function, sections["Args"])))
-        parts += [f"**{name}:** {_one_line(sections[name])}\n" for name in ("Returns", "Raises") if name in sections]
+        parts.append(_table(("option", "default", "meaning"), _argument_rows(function, sections["Args"])))
+        parts += [
+            f"{_paragraph(f'**{name}:** {sections[name]}')}\n" for name in ("Returns", "Raises") if name in sections
+        ]
     return "\n".join(parts)
 
 
@@ -195,6 +200,10 @@ def _descriptions(text: str) -> dict[str, str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(_one_line(text), _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
