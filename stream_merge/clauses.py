@@ -1,4 +1,4 @@
-"""The clauses of a MERGE as values, and the rules that need no table to be checked."""
+"""Clauses of a MERGE, and the checks on them that need no table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 Expression = Union[str, "Column"]
-"""An SQL expression as text, or a `Column`; names may be qualified by the aliases of target and source."""
+"""SQL text or a `Column`; the aliases of target and source may qualify names."""
 
 
 class When(str, Enum):
-    """Which rows a clause looks at."""
+    """The kind of row that a clause applies to."""
 
     MATCHED = "matched"
     NOT_MATCHED = "not_matched"
@@ -23,7 +23,7 @@ class When(str, Enum):
 
 
 class Action(str, Enum):
-    """What a clause does with a row that its condition holds for."""
+    """The action of a clause."""
 
     UPDATE = "update"
     UPDATE_ALL = "update_all"
@@ -39,8 +39,9 @@ class Clause:
     Attributes:
         when: The kind of row.
         action: What happens to it.
-        condition: Holds for the rows the clause applies to; None for all that no earlier clause of its kind took.
-        assignments: Target column (an SQL name, possibly a path into a struct) to its new value, for UPDATE and INSERT.
+        condition: Selects the rows; None for all rows that no earlier clause of the kind took.
+        assignments: New values by target column, for UPDATE and INSERT. A column is an SQL name or a path into a
+            struct.
     """
 
     when: When
@@ -65,9 +66,9 @@ class Clause:
 
 
 def find_clause_faults(clauses: Sequence[Clause]) -> list[str]:
-    """Return what is wrong with the list as a whole, in Delta's terms; empty when nothing is.
+    """Return the faults of the list as a whole, in Delta's terms.
 
-    Only the last clause of each kind may omit its condition, since a clause after one without could never apply.
+    Only the last clause of each kind may omit its condition: a clause after it could never apply.
     """
     faults = []
     for when in When:
@@ -76,6 +77,6 @@ def find_clause_faults(clauses: Sequence[Clause]) -> list[str]:
             kind = when.value.replace("_", " ").upper()
             faults.append(
                 f"[DELTA_NON_LAST_{when.value.upper()}_CLAUSE_OMIT_CONDITION] "
-                f"only the last WHEN {kind} clause may omit its condition"
+                f"only the last WHEN {kind} clause may omit its condition; add one to the others"
             )
     return faults

@@ -1,4 +1,4 @@
-"""The options of a sink, their defaults and bounds, and a check that reports all faults at once."""
+"""Options of a sink with their defaults and limits; the check reports all faults at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_COMMIT_RETRIES = 1000
 DEFAULT_TOMBSTONE_RETENTION = timedelta(days=7)
 
 NO_QUARANTINE_IN_COMPLETE = (
-    "quarantine, error_column and expect do not go with output mode complete, where each batch would have the same rows again; "
+    "quarantine, error_column and expect do not work in output mode complete, where each batch repeats the same rows; "
     "use update"
 )
 
@@ -29,7 +29,7 @@ _ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkConfig:
-    """Everything `merge_sink` was told; see there for what each option means."""
+    """All options of `merge_sink`, which documents them."""
 
     target: str
     keys: tuple[str, ...] = ()
@@ -73,12 +73,12 @@ class SinkConfig:
 
     @property
     def sequence_parts(self) -> tuple[Expression, ...]:
-        """What orders the changes of a key, the tie-break behind the sequence."""
+        """The expressions that order the changes of a key: the sequence, then the tie-break."""
         return (*self.sequence_by, *self.tie_break_by)
 
     @property
     def sequence_columns(self) -> tuple[str, ...]:
-        """The sequence, once it is in terms of columns."""
+        """The names of the columns that hold the sequence."""
         return tuple(part for part in self.sequence_by if isinstance(part, str))
 
     @property
@@ -88,12 +88,12 @@ class SinkConfig:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the sink keeps the order of changes across batches: its default clauses do, given a sequence."""
+        """Whether the sink keeps the order of changes across batches, as its default clauses do with a sequence."""
         return bool(self.sequence_by) and not self.clauses
 
     @property
     def keeps_values(self) -> bool:
-        """Whether the table is to have the very values of its source: that of changes, not of a query's results."""
+        """Whether the target must hold exactly the source's values: true for changes, not for a query's results."""
         return not self.clauses and (bool(self.sequence_by) or self.before is not None)
 
     @property
@@ -103,19 +103,19 @@ class SinkConfig:
 
     @property
     def checks_rows(self) -> bool:
-        """Whether rows are looked at before they are merged."""
+        """Whether the sink checks rows before it merges them."""
         return self.quarantine is not None or self.error_column is not None or bool(self.expect)
 
     @property
     def sets_columns(self) -> bool:
-        """Whether changes may set some columns of a row only."""
+        """Whether a change may set only some columns of a row."""
         return (
             bool(self.columns or self.except_columns or self.ignore_null_updates) or self.unchanged_columns is not None
         )
 
     @property
     def needs_default_clauses(self) -> dict[str, bool]:
-        """The options that belong to the default clauses, and whether they are given."""
+        """The options that belong to the default clauses, and whether each is given."""
         return {
             "before": self.before is not None,
             "delete_when": self.delete_when is not None,
@@ -129,14 +129,14 @@ class SinkConfig:
         }
 
     def ignores_nulls_of(self, columns: Sequence[str]) -> list[str]:
-        """Return those of the columns whose NULL leaves the target's value as it is."""
+        """Return the columns whose NULL leaves the target's value unchanged."""
         if isinstance(self.ignore_null_updates, bool):
             return list(columns) if self.ignore_null_updates else []
         ignored = {name.lower() for name in self.ignore_null_updates}
         return [name for name in columns if name.lower() in ignored]
 
     def written_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return which of the batch's columns are written: keys and the chosen ones, or all but the excepted ones."""
+        """Return the batch's columns to write: the keys and the chosen columns, or all but the excepted ones."""
         chosen = {name.lower() for name in self.columns}
         excepted = {name.lower() for name in self.except_columns}
         keys = {name.lower() for name in self.keys}
@@ -147,7 +147,7 @@ class SinkConfig:
         )
 
     def check(self) -> None:
-        """Raise `ConfigError` with every fault that can be found without a table."""
+        """Raise `ConfigError` with all faults that show without a table."""
         faults = [*self._key_faults(), *self._choice_faults(), *self._quarantine_faults(), *self._creation_faults()]
         if faults:
             raise ConfigError(faults)
@@ -186,7 +186,7 @@ class SinkConfig:
             ]
         if self.clauses:
             faults += [
-                f"{name} belongs to the default clauses; with clauses of your own, say it in them"
+                f"{name} belongs to the default clauses; express it in your own clauses instead"
                 for name, is_given in self.needs_default_clauses.items()
                 if is_given
             ]
@@ -196,14 +196,14 @@ class SinkConfig:
         faults = [
             f"before needs {name}"
             for name, is_given in (
-                ("sequence_by, by which an event is known again", bool(self.sequence_by)),
-                ("delete_when: which changes only remove", self.delete_when is not None),
-                ("a tombstone_retention: removals wait for rows that come late", bool(self.tombstone_retention)),
+                ("sequence_by, which identifies an event", bool(self.sequence_by)),
+                ("delete_when, which tells removals from updates", self.delete_when is not None),
+                ("a tombstone_retention: a removal waits for a row that arrives late", bool(self.tombstone_retention)),
             )
             if not is_given
         ]
         return faults + [
-            f"{name} needs keys; with before there are none"
+            f"{name} needs keys, and a sink with before has none; leave it out"
             for name, is_given in (
                 ("unchanged_columns", self.unchanged_columns is not None),
                 ("ignore_null_updates", bool(self.ignore_null_updates)),
@@ -217,7 +217,7 @@ class SinkConfig:
     def _column_faults(self) -> list[str]:
         faults = []
         if self.columns and self.except_columns:
-            faults.append("columns and except_columns exclude each other")
+            faults.append("columns and except_columns exclude each other; give one of them")
         keys = {key.lower() for key in self.keys}
         for name, columns in (
             ("except_columns", self.except_columns),
@@ -227,13 +227,13 @@ class SinkConfig:
             if named:
                 faults.append(f"{name} names the key {', '.join(named)}")
         if (self.old_key is None) != (self.new_key is None):
-            faults.append("old_key and new_key go together: a row that gets another key is a delete and an upsert")
+            faults.append("give old_key and new_key together: a row that gets another key is a delete and an upsert")
         elif self.old_key is not None:
             faults += [
                 f"old_key and new_key need {name}"
                 for name, is_given in (
                     (
-                        "unchanged_columns: only values that are not sent have to follow a row",
+                        "unchanged_columns: only values that a change does not send move with the row",
                         self.unchanged_columns is not None,
                     ),
                     ("sequence_by", bool(self.sequence_by)),
@@ -243,7 +243,7 @@ class SinkConfig:
             ]
         if self.truncate_when is not None and not (self.sequence_by and self.tombstone_retention):
             faults.append(
-                "truncate_when needs sequence_by, and a tombstone_retention: rows that are newer than the truncate stay"
+                "truncate_when needs sequence_by and a tombstone_retention: rows newer than the truncate stay"
             )
         return faults
 
@@ -271,9 +271,9 @@ class SinkConfig:
         if self.app_id is not None and not self.app_id.strip():
             faults.append("app_id is empty")
         if self.overwrite_schema and self.merge_schema:
-            faults.append("overwrite_schema and merge_schema exclude each other")
+            faults.append("overwrite_schema and merge_schema exclude each other; set one of them")
         if self.skip_unchanged and not self.check_cardinality:
-            faults.append("skip_unchanged needs check_cardinality: of a row with several matches some may change it")
+            faults.append("skip_unchanged needs check_cardinality: one of several matches of a row may change it")
         return faults
 
     def _quarantine_faults(self) -> list[str]:
@@ -315,5 +315,5 @@ class SinkConfig:
                 if is_given
             ]
         if self.partition_by and self.cluster_by:
-            faults.append("partition_by and cluster_by exclude each other")
+            faults.append("partition_by and cluster_by exclude each other; give one of them")
         return faults

@@ -1,8 +1,8 @@
-"""The errors that the library raises on purpose.
+"""Errors that the library raises on purpose.
 
-All derive from `StreamMergeError`. `retriable` tells whether the same micro-batch may succeed when it is
-run again unchanged (a restarted query does that). Where Delta or Spark has a name for the condition, it is
-in `condition` and opens the message in square brackets, so that it can be searched for.
+All derive from `StreamMergeError`. `retriable` tells whether the same micro-batch may succeed when it runs again
+unchanged, as it does when the query restarts. Where Delta or Spark has a name for the condition, `condition` holds it,
+and the message starts with it in square brackets, so that users can search for it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = [
 
 
 LOSS = "cannot hold without a loss. Widen the column, or cast in the source if the value may be changed."
-"""The end of the message about a value that the target would change in silence."""
+"""Ends the message about a value that the target could not store exactly."""
 
 
 class StreamMergeError(Exception):
     """Base of all errors of this library.
 
     Attributes:
-        condition: Delta's or Spark's name of the error condition, or None where neither has one.
+        condition: Delta's or Spark's name of the error condition; None if there is none.
     """
 
     retriable = False
@@ -61,7 +61,7 @@ class ConfigError(StreamMergeError, ValueError):
     """The options of a sink contradict each other or are out of range.
 
     Attributes:
-        faults: One sentence for each fault; all of them are found before the error is raised.
+        faults: One sentence for each fault; the error lists all of them.
     """
 
     def __init__(self, faults: Sequence[str]) -> None:
@@ -70,16 +70,16 @@ class ConfigError(StreamMergeError, ValueError):
 
 
 class ConfigurationChangedError(StreamMergeError):
-    """The table was written by a sink with other keys or another sequence, under which its rows cannot be compared."""
+    """The table was written with other keys or another sequence, so the sink cannot compare its rows."""
 
 
 class ConnectNotSupportedError(StreamMergeError):
-    """The micro-batch belongs to a Spark Connect session, which has no access to Delta's transaction."""
+    """The micro-batch belongs to a Spark Connect session, which cannot reach Delta's transaction."""
 
     def __init__(self) -> None:
         super().__init__(
-            "stream_merge works inside Delta's own transaction, which Spark Connect cannot reach. "
-            "Run the query from a classic session: SparkSession.builder.master(...) or spark-submit, without .remote(...)."
+            "stream_merge works inside Delta's own transaction, which Spark Connect cannot reach. Run the query from "
+            "a classic session: SparkSession.builder.master(...) or spark-submit, without .remote(...)."
         )
 
 
@@ -88,7 +88,7 @@ class TargetNotFoundError(StreamMergeError):
 
 
 class UnsupportedTableError(StreamMergeError):
-    """The target has a feature that this library does not maintain; nothing was written."""
+    """The library does not maintain a feature of the target; nothing was written."""
 
 
 class ClauseError(StreamMergeError):
@@ -100,7 +100,7 @@ class UnresolvedColumnError(StreamMergeError):
 
 
 class SchemaMismatchError(StreamMergeError):
-    """A value cannot be assigned to its target column without loss or error of type."""
+    """A value cannot be stored in its target column: the types do not match, or the value would change."""
 
 
 class ConstraintViolationError(StreamMergeError):
@@ -112,17 +112,17 @@ class MergeExecutionError(StreamMergeError):
 
 
 class SourceLostError(StreamMergeError):
-    """Rows of the micro-batch were lost with an executor, each time that it was evaluated; nothing of it is in the target."""
+    """Rows of the micro-batch were lost with an executor at every attempt; the target has nothing of the batch."""
 
     retriable = True
 
 
 class AmbiguousMatchError(StreamMergeError):
-    """Several source rows match one target row, so that the result would depend on their order.
+    """Several source rows match one target row, so the result would depend on their order.
 
     Attributes:
         count: How many target rows have more than one match.
-        example: One of them: the value of each target column that the merge condition names.
+        example: The values of one of them in the columns that the merge condition names.
     """
 
     def __init__(self, batch: str, count: int, example: dict[str, object]) -> None:
@@ -137,25 +137,26 @@ class AmbiguousMatchError(StreamMergeError):
 
 
 class NullKeyError(StreamMergeError):
-    """Source rows have NULL in a key column, which equals nothing, so that each merge would insert them anew."""
+    """Source rows have NULL in a key column. NULL equals nothing, so each merge would insert them again."""
 
     def __init__(self, batch: str, keys: Sequence[str], count: int) -> None:
         self.count = count
         super().__init__(
             f"{batch}: {count} source row(s) have NULL in a key ({', '.join(keys)}). "
-            'Choose null_keys="match" to let NULL equal NULL, null_keys="quarantine" to set such rows aside, or filter them out.'
+            'Choose null_keys="match" to let NULL equal NULL or null_keys="quarantine" to set such rows aside, '
+            "or filter them out."
         )
 
 
 class QuarantineLimitError(StreamMergeError):
-    """More rows of a batch cannot be merged than `max_quarantined_share` allows; nothing was written, to neither table.
+    """More rows of a batch failed the checks than `max_quarantined_share` allows; neither table was written.
 
-    Without a quarantine, it is one row that `error_column` or `expect` rejects.
+    Without a quarantine, one row that `error_column` or `expect` rejects is enough.
 
     Attributes:
-        count: How many rows would be set aside.
+        count: How many rows failed.
         num_rows: How many rows the batch has.
-        reasons: Number of rows for each kind of reason, the most frequent first; a row can have several.
+        reasons: Number of rows by kind of reason, the most frequent first; a row can have several.
         example: The reasons of one of the rows.
     """
 
@@ -170,8 +171,8 @@ class QuarantineLimitError(StreamMergeError):
         above = "" if limit is None else f", a share above max_quarantined_share={limit}"
         way_out = "set quarantine to a table that takes such rows" if limit is None else "raise the limit"
         super().__init__(
-            f"{batch}: {count} of {num_rows} rows cannot be merged{above}: {shown}; for example: {example}. Nothing was "
-            f"written. Correct the source or the sink's expectations, or {way_out}, and start the query again."
+            f"{batch}: {count} of {num_rows} rows cannot be merged{above}: {shown}; for example: {example}. "
+            f"Nothing was written. Correct the source or the sink's expectations, or {way_out}, and restart the query."
         )
 
 
@@ -185,14 +186,15 @@ class BatchIdRegressionError(StreamMergeError):
         super().__init__(
             f"Batch {batch_id} of application {app_id!r} arrived, but the target holds "
             f"{'another batch of this number' if recorded == batch_id else f'batch {recorded} of it already'}. "
-            "The checkpoint was lost, reset or restored from an older copy, so this batch may hold rows the table has never seen; "
-            "skipping it could lose data, merging it could repeat data. Restore the checkpoint that belongs to the table, "
-            "or start a new one under a new app_id (a merge by key can safely take changes again)."
+            "The checkpoint was lost, reset or restored from an older copy, so this batch may hold rows the table has "
+            "never seen; skipping it could lose data, merging it could repeat data. "
+            "Restore the checkpoint that belongs to the table, or start a new one under a new app_id "
+            "(a merge by key can safely take changes again)."
         )
 
 
 class CommitConflictError(StreamMergeError):
-    """Other writers changed the target during every attempt; nothing of this batch is in the table."""
+    """Other writers changed the target during every attempt; the table has nothing of this batch."""
 
     retriable = True
 
@@ -205,39 +207,40 @@ class CommitConflictError(StreamMergeError):
 
 
 class CommitStateUnknownError(StreamMergeError):
-    """The commit failed and the table could not be read afterwards, so that it is unknown whether it landed.
+    """The commit failed, and the table could not be read afterwards, so it is unknown whether the commit landed.
 
-    A restarted query finds out: the batch is skipped if it is in the table, and merged if it is not.
+    A restarted query finds out: it skips the batch if the table has it, and merges it otherwise.
     """
 
     retriable = True
 
 
 class CommitLostError(StreamMergeError):
-    """The table has forgotten a micro-batch that was committed: another writer has overwritten the commit."""
+    """The table no longer knows a committed micro-batch: another writer overwrote the commit."""
 
 
 class UnknownSourceError(StreamMergeError):
-    """The micro-batch has rows of sources that the router has no sink for; nothing of it was merged into any table.
+    """The router has no sink for some sources of the micro-batch; no table was changed.
 
     Attributes:
-        sources: Number of rows by name of the source; None is the name of rows without one.
+        sources: Number of rows by source name; None stands for rows without a source.
     """
 
     def __init__(self, batch: str, sources: Mapping[str | None, int]) -> None:
         self.sources = dict(sources)
         super().__init__(
-            f'{batch}: no sink for {describe_sources(sources)}. Nothing was merged. Add a sink, or choose unknown="ignore".'
+            f"{batch}: no sink for {describe_sources(sources)}. Nothing was merged. "
+            'Add a sink, or choose unknown="ignore".'
         )
 
 
 class RouterError(StreamMergeError):
-    """Some tables of a routed micro-batch failed. The others have it, each exactly once, and a replay merges only the rest.
+    """Some tables of a routed micro-batch failed. The others have it, and a replay merges only the rest.
 
     Attributes:
-        failures: What happened, by name of the source.
-        pending: Sources whose turn did not come because the query was stopped.
-        results: Those that were merged, or skipped because their tables had the micro-batch.
+        failures: The error of each failed source.
+        pending: Sources that were not merged yet when the query was stopped.
+        results: Results of the sources that were merged, or skipped because their tables had the micro-batch.
     """
 
     def __init__(
@@ -257,20 +260,20 @@ class RouterError(StreamMergeError):
         num_sources = len(self.failures) + len(self.pending) + len(self.results)
         parts = [f"{len(self.failures)} of {num_sources} source(s) failed", *described]
         if pending:
-            parts.append(f"the query was stopped before the turn of {', '.join(pending)}")
+            parts.append(f"the query was stopped before it merged {', '.join(pending)}")
         if self.results:
             parts.append(f"the tables of {', '.join(self.results)} have the batch; a replay merges only the others")
         super().__init__(f"{batch}: {'; '.join(parts)}")
 
 
 def is_source_lost(error: StreamMergeError) -> bool:
-    """Whether rows of the micro-batch were lost, for one of a router's tables at least: it can begin again."""
+    """Whether rows of the micro-batch were lost, for a router those of any table, so that the merge can begin again."""
     if isinstance(error, RouterError):
         return any(isinstance(failure, SourceLostError) for failure in error.failures.values())
     return isinstance(error, SourceLostError)
 
 
 def describe_sources(sources: Mapping[str | None, int]) -> str:
-    """Return names and numbers of rows of sources for a message; the first ten of them."""
+    """Return the first ten sources with their numbers of rows, for a message."""
     shown = [f"{'NULL' if name is None else repr(name)} ({count} row(s))" for name, count in sources.items()]
     return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

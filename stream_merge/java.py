@@ -1,8 +1,8 @@
-"""Whether this machine has a Java that Spark 4 runs on.
+"""Checks that this machine has a Java that Spark 4 can run on.
 
-Needs the standard library alone, so that it can run before anything is installed: `python3 -I stream_merge/java.py`
-prints nothing and exits with 0, or prints one sentence and exits with 1. A version of Spark behind it stands for the one that is
-to be installed.
+It needs only the standard library, so it can run before anything is installed: `python3 -I stream_merge/java.py` prints
+nothing and exits with 0, or prints one sentence and exits with 1. Its optional argument is the version of Spark to be
+installed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _REMEDY = f"install a JDK {OLDEST_JAVA} or newer and put its java on PATH, or po
 
 
 def find_java_fault(environ: Mapping[str, str] = os.environ, spark_version: str | None = None) -> str | None:
-    """Return one sentence on what is wrong with the Java that Spark would start, or None when nothing is.
+    """Return one sentence about the fault of the Java that Spark would start, or None if there is none.
 
-    Java is looked for as Spark's launcher does: JAVA_HOME/bin/java where JAVA_HOME is set, else java on PATH.
+    It looks for Java as Spark's launcher does: JAVA_HOME/bin/java if JAVA_HOME is set, else java on PATH.
 
     Args:
         environ: The environment to look in.
-        spark_version: Version of Spark; that of the installed pyspark by default, and the newest one where there is none.
+        spark_version: Version of Spark; by default that of the installed pyspark, or the newest if none is installed.
     """
     home = environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH", ""))

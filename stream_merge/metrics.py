@@ -1,4 +1,4 @@
-"""The result of one merge: its metrics and the time of its phases."""
+"""The result of one merge: its metrics and the duration of its phases."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 PHASES = ("open", "source", "locate", "stage", "commit")
-"""The phases of a micro-batch in order; stage can run at the same time as locate."""
+"""The phases of a micro-batch in order; stage can overlap locate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeResult:
     """The outcome of one micro-batch.
 
-    The counters have the names and the meaning of Delta's MERGE metrics (DESCRIBE HISTORY), in snake case. Rows are
-    counted in rows, files in files, sizes in bytes, times in milliseconds.
+    The counters have the names, in snake case, and the meaning of Delta's MERGE metrics in DESCRIBE HISTORY. Sizes are
+    in bytes, times in milliseconds.
 
     Attributes:
-        target: The target as the sink was given it.
+        target: The target as configured.
         query_id: The streaming query's id, which outlives restarts; None outside a stream.
         batch_id: The micro-batch's number; None outside a stream.
-        version: The table version the merge committed; None when it committed nothing.
-        strategy: insert_only, merge_on_read, copy_on_write or overwrite; None when the batch was skipped.
+        version: The table version that the merge committed; None if it committed nothing.
+        strategy: insert_only, merge_on_read, copy_on_write or overwrite; None if the batch was skipped.
         reason: Why this strategy, or why the batch was skipped.
         skipped: Whether the table held this batch already.
-        locator: How matching rows were found: scan (the candidate files were read) or index; None when nothing was looked up.
+        locator: How matching rows were found: scan (the candidate files were read) or index; None if nothing was looked
+            up.
         num_commit_attempts: How often a commit was tried; more than one after conflicts.
         conflicts: Delta's name of the conflict for each attempt that failed.
         phase_ms: Duration of each phase of `PHASES`.
-        num_superseded_rows: Changes that a newer one of the same key in the batch made superfluous.
-        num_tied_keys: Keys whose newest changes in the batch have one sequence and write different rows.
-        num_stale_rows: Changes that are older than the row they match, and were left out for that.
-        num_unchanged_rows: Rows that an update would have left as they are, and that were not written for that; 0 unless the sink
-            has `skip_unchanged`.
-        num_outdated_rows: Changes that are older than a remembered delete of their key, and were left out for that.
-        num_unresolved_rows: Rows written without a value that their change did not send, and that no other change gave.
-        num_undecidable_rows: Changes that are older than a delete which was forgotten, maybe one of their key.
+        num_superseded_rows: Changes that a newer change of the same key in the batch replaced.
+        num_tied_keys: Keys whose newest changes in the batch have the same sequence and write different rows.
+        num_stale_rows: Changes skipped because they are older than the row that they match.
+        num_unchanged_rows: Rows not written because their update would not change them; 0 unless the sink has
+            `skip_unchanged`.
+        num_outdated_rows: Changes skipped because they are older than a remembered delete of their key.
+        num_unresolved_rows: Rows written without a value that their change did not send and no other change gave.
+        num_undecidable_rows: Changes older than a forgotten delete, which may have been one of their key.
         num_quarantined_rows: Rows that could not be merged and went to the quarantine table.
         num_tombstones: Deletes that the table remembers after the commit.
         num_tombstones_added: Deletes of this batch.
-        num_tombstones_removed: Deletes that were forgotten, or replaced by later ones of the same key.
-        oldest_tombstone_ms: Age of the oldest of them.
+        num_tombstones_removed: Deletes that were forgotten, or replaced by later deletes of the same key.
+        oldest_tombstone_ms: Age of the oldest remembered delete.
     """
 
     target: str
@@ -103,7 +104,7 @@ class MergeResult:
     materialize_source_time_ms: int = 0
 
     def line(self, batch: str) -> str:
-        """Return all that a log needs in one line; `batch` is how messages name the batch."""
+        """Return the result as one log line; `batch` is the batch's name in messages."""
         if self.skipped:
             return f"{batch}: skipped, {self.reason}"
         phases = ", ".join(f"{phase} {ms}" for phase, ms in self.phase_ms.items())
@@ -136,11 +137,11 @@ COUNTERS = (
     "rewrite_time_ms",
     "materialize_source_time_ms",
 )
-"""The fields that are written into the commit as operation metrics."""
+"""The fields that the commit records as operation metrics."""
 
 
 def as_in_history(counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the counters as DESCRIBE HISTORY shows them, where an updated vector is a removed and an added one."""
+    """Return the counters as DESCRIBE HISTORY shows them: an updated deletion vector counts as removed and as added."""
     shown = dict(counts)
     updated = shown.get("num_target_deletion_vectors_updated", 0)
     for verb in ("added", "removed"):
@@ -151,7 +152,7 @@ def as_in_history(counts: Mapping[str, int]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class PhaseTimer:
-    """Wall-clock milliseconds of each phase; a phase entered twice (after a conflict) adds up."""
+    """Wall-clock milliseconds of each phase; a phase that runs again after a conflict adds up."""
 
     _ns: dict[str, int] = field(default_factory=dict)
     _start: int = field(default_factory=time.monotonic_ns)
@@ -166,7 +167,7 @@ class PhaseTimer:
             self._ns[name] = self._ns.get(name, 0) + time.monotonic_ns() - start
 
     def ms(self, name: str) -> int:
-        """Return the milliseconds of a phase; at least 1 when it ran, as Delta reports its times."""
+        """Return the milliseconds of a phase, at least 1 if it ran, as Delta reports its times."""
         ns = self._ns.get(name)
         return 0 if ns is None else max(1, ns // 1_000_000)
 

@@ -1,4 +1,4 @@
-"""What a Spark session needs: Delta Lake's Maven coordinate, and the jar of the LogStore for S3."""
+"""Returns the packages that a Spark session needs: Delta Lake's Maven coordinate, and the LogStore jar for S3."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 def delta_package(spark_version: str | None = None, delta_version: str | None = None) -> str:
     """Return the coordinate for `spark.jars.packages`, for example `io.delta:delta-spark_4.2_2.13:4.4.0`.
 
-    Delta publishes one artifact for each minor version of Spark since Delta 4.1; before, there was one for all.
+    Since Delta 4.1 there is one artifact for each minor version of Spark; before, there was one for all.
 
     Args:
         spark_version: Version of Spark; that of the installed pyspark by default.
         delta_version: Version of Delta Lake; that of the installed delta-spark by default.
 
     Raises:
-        PackageNotFoundError: A version was left out and the package is not installed.
+        PackageNotFoundError: A version was left out, and the package is not installed.
     """
     spark = spark_version or version("pyspark")
     delta = delta_version or version("delta-spark")
@@ -26,10 +26,10 @@ def delta_package(spark_version: str | None = None, delta_version: str | None = 
 
 
 def log_store_jar() -> str:
-    """Return the path of a jar for `spark.jars`, with which several drivers can write to one table on S3.
+    """Return the path of a jar for `spark.jars` that lets several drivers write to one table on S3.
 
-    It has the class `streammerge.ConditionalCreateLogStore` for `spark.delta.logStore.s3a.impl`. It needs Hadoop's S3 client of
-    version 3.5 or newer, as Spark 4.2 has it, and a store that knows the header `If-None-Match`.
+    It provides the class `streammerge.ConditionalCreateLogStore` for `spark.delta.logStore.s3a.impl`. It needs Hadoop's
+    S3 client 3.5 or newer, as in Spark 4.2, and a store that supports the header `If-None-Match`.
     """
     return str(Path(__file__).parent / "storage" / "log-store.jar")
 

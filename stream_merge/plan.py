@@ -1,4 +1,4 @@
-"""Chooses the strategy of a merge and says why: a pure function of clauses, table and output mode."""
+"""Chooses the strategy of a merge, a pure function of clauses, table and output mode, and says why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stream_merge.errors import UnsupportedTableError
 
 
 class Strategy(str, Enum):
-    """How the changes of a batch get into the table; the words are those of Iceberg and Hudi."""
+    """How the changes of a batch get into the table, in the terms of Iceberg and Hudi."""
 
     INSERT_ONLY = "insert_only"
     MERGE_ON_READ = "merge_on_read"
@@ -41,9 +41,9 @@ def choose_strategy(
 
     Args:
         clauses: The clauses of the merge, in order.
-        is_complete_mode: Whether the query emits its whole result with each batch.
+        is_complete_mode: Whether each batch is the query's whole result.
         has_deletion_vectors: Whether the target may get new deletion vectors.
-        requested: The user's choice, which goes before the default where it is possible.
+        requested: The user's choice; it takes precedence if it is possible.
 
     Raises:
         UnsupportedTableError: The requested strategy does not fit the clauses or the table.
@@ -57,12 +57,14 @@ def choose_strategy(
         return MergePlan(strategy=Strategy.OVERWRITE, reason="output mode Complete: each batch is the whole table")
     if requested is Strategy.OVERWRITE:
         raise UnsupportedTableError(
-            'strategy="overwrite" replaces the whole table with each batch, which only output mode Complete means; '
-            'set output_mode="complete" if that is wanted'
+            'strategy="overwrite" replaces the whole table with each batch, which needs output mode Complete; '
+            'set output_mode="complete" if you want that'
         )
     is_insert_only = all(clause.is_insert for clause in clauses)
     if requested is Strategy.INSERT_ONLY and not is_insert_only:
-        raise UnsupportedTableError('strategy="insert_only" cannot carry out update or delete clauses')
+        raise UnsupportedTableError(
+            'strategy="insert_only" cannot carry out update or delete clauses; leave strategy out, or drop the clauses'
+        )
     if is_insert_only:
         return MergePlan(
             strategy=Strategy.INSERT_ONLY, reason="all clauses are NOT MATCHED: no row of the target changes"

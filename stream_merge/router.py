@@ -1,4 +1,4 @@
-"""`merge_router`: merges one stream into many tables, each by a sink of its own."""
+"""Provides `merge_router` and `MergeRouter`, which merge one stream into many tables."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ def merge_router(
 ) -> MergeRouter:
     r"""Make a sink that merges the rows of each source of a stream into a table of its own, each exactly once.
 
-    Each table has its own transaction, in which its sink records the micro-batch. When one fails, the others finish all the
-    same; a restarted query merges the micro-batch into the missing tables only.
+    Each table has its own transaction, in which its sink records the micro-batch. When a table fails, the others still
+    finish; a restarted query merges the micro-batch into the missing tables only.
 
     Args:
-        sinks: Which sink takes the rows of which source. A mapping from names; its keys may be compiled patterns, too, which
-            must match the whole name. The named groups of a pattern fill the placeholders of its sink's `target` and
-            `quarantine`: `{re.compile(r"shop\.public\.(?P<table>\w+)"): merge_sink("lake.{table}", keys="id")}`. An
-            exact name goes before patterns; a name that two patterns match is an error. Or a function from the name to its
-            sink, or None where there is none; its sinks are kept, so that it is asked once for each name. Sources that have
-            the same sink are merged together.
+        sinks: The sink of each source: a mapping or a function. Keys of the mapping are source names or compiled
+            patterns, which must match the whole name. Named groups of a pattern fill the placeholders in its sink's
+            `target` and `quarantine`: `{re.compile(r"shop\.public\.(?P<table>\w+)"): merge_sink("lake.{table}",
+            keys="id")}`. An exact name takes precedence over patterns; a name that matches two patterns is an error. A
+            function takes the source name and returns its sink, or None if there is none; the router keeps its sinks
+            and calls it once for each name. Sources with the same sink are merged together.
         by: The name of a row's source: a column or an expression.
-        prepare: Makes of the rows of one source what its sink merges: called with the name and the rows, in the thread of that
-            table. Without, the sink gets the rows as they are. None says that there is nothing to merge: the table is left as if
-            the source had no rows in the micro-batch, and has no result.
-        max_parallel: How many tables are merged at a time. Each is merged in one thread; callbacks (`prepare`, `on_result`) of
-            different tables may run at the same time.
-        unknown: What happens to rows whose source is NULL or has no sink: "error" refuses the micro-batch before anything is
-            merged; "ignore" leaves them out and logs their number as a warning.
+        prepare: Turns the rows of one source into the rows to merge. It is called with the name and the rows, in the
+            thread of that table. By default the sink gets the rows unchanged. If it returns None, there is nothing to
+            merge: the table has no result, as if the source had no rows in the micro-batch.
+        max_parallel: How many tables are merged at a time. Each is merged in one thread; the callbacks (`prepare`,
+            `on_result`) of different tables may run at the same time.
+        unknown: What to do with rows whose source is NULL or has no sink: "error" refuses the micro-batch before
+            anything is merged; "ignore" drops them and logs their number as a warning.
 
     Returns:
-        A router to be passed to `foreachBatch`. It is immutable and holds no SparkSession, and can be pickled if `sinks` and
+        A router to pass to `foreachBatch`. It is immutable and holds no SparkSession; it can be pickled if `sinks` and
         `prepare` can.
 
     Raises:
-        ConfigError: Options contradict each other or are out of range; all faults are in one error.
+        ConfigError: Options contradict each other or are out of range; one error lists all faults.
     """
     return MergeRouter(
         RouterConfig(
@@ -84,30 +84,30 @@ class MergeRouter:
         return self._config
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Merge one micro-batch; this is what `foreachBatch` calls.
+        """Merge one micro-batch; `foreachBatch` calls this.
 
         Raises:
-            RouterError: Some tables do not have the micro-batch; the error names each with its cause. The others have it.
-            StreamMergeError: Nothing of the batch is in any table.
+            RouterError: Some tables lack the micro-batch; the error names each with its cause. The others have it.
+            StreamMergeError: No table has anything of the batch.
         """
         self._run(batch_df, batch_id)
 
     def merge(self, batch_df: DataFrame) -> dict[str, MergeResult]:
-        """Run the same merges once, outside a stream, and return their results by name of the source.
+        """Run the merges once, outside a stream, and return their results by source name.
 
-        Without a batch id nothing tells a second call from the first: it merges again. After a `RouterError`, its `failures`
-        say what is missing.
+        There is no batch id to recognize a repeated call: a second call merges again. After a `RouterError`, its
+        `failures` name what is missing.
 
         Raises:
-            RouterError: Some tables do not have the rows; the error names each with its cause. The others have them.
-            StreamMergeError: No table has them.
+            RouterError: Some tables lack the rows; the error names each with its cause. The others have them.
+            StreamMergeError: No table has the rows.
         """
         return self._run(batch_df, None)
 
     def _run(self, batch_df: DataFrame, batch_id: int | None) -> dict[str, MergeResult]:
         from stream_merge.routing.routed_batch import RouterState, run_routed_batch
 
-        # Made here rather than in __init__: importing the package must start nothing and need no pyspark.
+        # Not in __init__: importing the package must start nothing and need no pyspark.
         if self._cache is None:
             self._cache = RouterState()
         return run_routed_batch(self._config, self._cache, batch_df, batch_id)

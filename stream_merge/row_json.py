@@ -1,4 +1,4 @@
-"""Writes a row as JSON text that keeps all of it, whatever its types."""
+"""Writes a row as JSON text without losing any value."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ EXACT_TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""Options by which JSON keeps times: by default Spark cuts them off at milliseconds."""
+"""Options that keep microseconds in JSON; by default Spark truncates times to milliseconds."""
 
 _OPTIONS = {"ignoreNullFields": "false", **EXACT_TIMES, "timeZone": "UTC"}
 
 
 def row_as_json(fields: Sequence[StructField]) -> Column:
-    """Return the row's columns of these fields as JSON.
+    """Return the columns of these fields as one JSON text.
 
-    Times are in UTC and to the microsecond, binary values are base64, NaN and infinity are strings, and a map whose keys are no
-    strings is a list of its entries, `{"key": ..., "value": ...}`.
+    Times are in UTC with microseconds, binary values are base64, NaN and infinity are strings. A map whose keys are not
+    strings becomes a list of entries, `{"key": ..., "value": ...}`.
     """
     columns = [_writable(F.col(quote(field.name)), field.dataType).alias(field.name) for field in fields]
     return F.to_json(F.struct(*columns), _OPTIONS)
 
 
 def _writable(value: Column, data_type: DataType) -> Column:
-    """Return a value with lists in the place of the maps that Spark would write with unreadable keys."""
+    """Return the value with maps turned into lists where Spark would write unreadable keys."""
     if not _has_such_map(data_type):
         return value
     if isinstance(data_type, ArrayType):

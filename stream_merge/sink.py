@@ -1,4 +1,4 @@
-"""`merge_sink` and the sink that it makes: clause methods, and the callable for `foreachBatch`."""
+"""Provides `merge_sink` and `MergeSink`, the callable for `foreachBatch`."""
 
 from __future__ import annotations
 
@@ -63,89 +63,95 @@ def merge_sink(
 
     Args:
         target: Path (anything with a `/`) of the Delta table, or its name in Spark's session catalog.
-        keys: Columns, of the same names in source and target, that identify a row. Exactly one of `keys`, `on` and
-            `before` is given.
+        keys: Columns that identify a row; they have the same names in source and target. Give exactly one of `keys`,
+            `on` and `before`.
         on: Merge condition over the two aliases, as in SQL's MERGE.
-        before: For a table without a key: expression on the source for the row as it was, a struct with the columns of the table;
-            NULL where a change inserts. A change removes one row that is equal to it, and adds the row that it is itself, unless
-            `delete_when` holds. An event is known again by its sequence, which must be its own. The sink adds the columns
-            `_stream_merge_row_id` and `_stream_merge_sequence` to the target. For Debezium's records: see
-            `debezium.KEYLESS_MERGE_OPTIONS`. Needs `sequence_by`, `delete_when` and a `tombstone_retention`.
-        sequence_by: Columns or expressions of the source that order the changes of a key; the first one that differs decides,
-            and NULL is older than any. The newest change of each key in a batch is taken. The default clauses leave a target row
-            alone that is newer than the change, and remember deletes, so that an older change that comes late does not bring
-            the row back. The sequence of each row is kept in the target: in columns of the same names where it has them all,
-            else in a column `_stream_merge_sequence` that the sink adds. Needs `keys`.
-        tie_break_by: Columns or expressions that decide between changes of one sequence; for Kafka's records, say, partition and
-            offset. Without, the change of the later batch wins, and inside a batch one that their contents decide.
-        delete_when: Condition on the source under which the default clauses delete. Needs `keys`.
-        truncate_when: Condition on the source under which a row stands for a TRUNCATE: rows of the target that are older than it
-            go, and older changes that come later are left out. Its keys are not looked at. Needs `sequence_by`.
-        columns: The columns of the source that are written, beside `keys`; all by default. Other columns of the target keep their
-            values, and are NULL or have their default in new rows.
-        except_columns: The columns of the source that are not written.
-        unchanged_columns: Expression on the source that gives the names of the columns that a change leaves as they are, an
-            ARRAY<STRING>; NULL or empty for none. For Debezium's records `_change.unavailable`.
-        ignore_null_updates: Whether NULL in a change leaves the target's value as it is; a list names the columns of which this
-            is so. With `sequence_by` each column has the newest value that a change set, whatever the order in which changes
-            come; for that the sink adds a column `_stream_merge_column_sequences` to the target, as with `columns` and
-            `unchanged_columns`.
-        old_key: Expression on the source for the key that a row had, where an upsert gives a row another key: a struct of the
-            keys by name, else NULL. The values that the upsert leaves as they are (`unchanged_columns`) are then those of the
-            row under its old key. For Debezium's records `_change.old_key`.
-        new_key: The same in the delete of the old key: the key that the row gets. For Debezium's records `_change.new_key`.
+        before: For a table without a key: an expression on the source that gives the row before the change, as a struct
+            of the table's columns; NULL where the change inserts. A change removes one row equal to `before` and adds
+            the row in its columns, unless `delete_when` holds. The sink recognizes a repeated event by its sequence, so
+            each event must have its own. The sink adds the columns `_stream_merge_row_id` and `_stream_merge_sequence`
+            to the target. Needs `sequence_by`, `delete_when` and a `tombstone_retention`. For Debezium's records, see
+            `debezium.KEYLESS_MERGE_OPTIONS`.
+        sequence_by: Columns or expressions of the source that order the changes of a key. The first that differs
+            decides; NULL is older than any value. The sink takes the newest change of each key in a batch. The default
+            clauses skip a change that is older than the target row, and remember deletes, so that an older change that
+            arrives late does not bring the row back. The target keeps the sequence of each row: in its columns of the
+            same names if it has them all, else in a column `_stream_merge_sequence` that the sink adds. Needs `keys` or
+            `before`.
+        tie_break_by: Columns or expressions that decide between changes with the same sequence, for example Kafka's
+            partition and offset. Without it, the change of the later batch wins; within a batch, the contents of the
+            changes decide.
+        delete_when: Condition on the source under which the default clauses delete. Needs `keys` or `before`.
+        truncate_when: Condition on the source that marks a row as a TRUNCATE: the sink deletes all older rows of the
+            target, and skips older changes that arrive later. It ignores the row's keys. Needs `sequence_by`.
+        columns: The source columns to write besides `keys`; all by default. The target's other columns keep their
+            values; in new rows they are NULL or have their default.
+        except_columns: The source columns not to write.
+        unchanged_columns: Expression on the source for the names of the columns that a change leaves unchanged, an
+            ARRAY<STRING>; NULL or empty for none. For Debezium's records: `_change.unavailable`.
+        ignore_null_updates: Whether NULL in a change leaves the target's value unchanged; give a list to limit this to
+            some columns. With `sequence_by`, each column ends with the newest value that a change set, whatever the
+            order in which the changes arrive. For that the sink adds a column `_stream_merge_column_sequences` to the
+            target, as it does with `columns` and `unchanged_columns`.
+        old_key: Expression on the source for the previous key of a row, where an upsert gives the row another key: a
+            struct of the keys by name, else NULL. Columns that the upsert leaves unchanged (`unchanged_columns`) then
+            take the values of the row under its old key. For Debezium's records: `_change.old_key`.
+        new_key: The counterpart in the delete of the old key: the key that the row gets. For Debezium's records:
+            `_change.new_key`.
         source_alias: Name of the micro-batch in expressions.
         target_alias: Name of the table in expressions.
-        merge_schema: Whether columns that only the source has are added to the table, in the same commit. Otherwise their values
-            are left out; a warning names those that no option uses.
+        merge_schema: Whether to add columns that only the source has to the table, in the same commit. Otherwise their
+            values are dropped; a warning names those that no option uses.
         overwrite_schema: Whether a batch in output mode Complete may replace the table's schema.
-        create_if_missing: Whether a missing table is created with the source's schema; with column mapping, where names need it.
-        partition_by: Partition columns of a table that is created.
-        cluster_by: Clustering columns of a table that is created.
-        table_properties: Table properties of a table that is created.
+        create_if_missing: Whether to create a missing table with the source's schema, and with column mapping if its
+            names need it.
+        partition_by: Partition columns of a table that the sink creates.
+        cluster_by: Clustering columns of a table that the sink creates.
+        table_properties: Table properties of a table that the sink creates.
         app_id: Application id of the SetTransaction; the streaming query's id by default.
-        output_mode: append, update or complete; taken from the running query by default.
-        strategy: insert_only, merge_on_read, copy_on_write or overwrite; chosen by clauses and table by default.
-        locator: How matching rows are found: scan reads the key columns of the files that can hold a match; index keeps the
-            keys of these files in the driver's memory (24 bytes a row, up to 5 million rows, equality of plain columns)
-            and reads new files only. By default the index is used where it can answer and a scan would read much; where it
-            cannot, the files are scanned whatever is asked for.
-        null_keys: What happens to source rows with NULL in a key: error, match (NULL equals NULL), or quarantine, which needs
-            the option `quarantine`.
-        tombstone_retention: How long deletes are remembered, by the clock of the machine that runs the query; 7 days by default.
-            It adds the table feature domainMetadata to the target. `timedelta(0)` remembers none: an older change that comes
-            after its key's delete, in a later batch, then brings the row back.
-        check_cardinality: Whether it is an error that several source rows match one target row. Without the check the
-            result has a row for each match.
-        skip_unchanged: Whether an update that would leave every column of its row as it is is not carried out: the row is not
-            written again, its file is not touched for it, and the change feed does not show it. Counted in
-            `num_unchanged_rows`. Every column that an update assigns is read from the files that can hold a match, and the
-            index of keys is not used. Needs `check_cardinality`; nothing to do in output mode Complete.
-        single_writer: Whether no other process ever writes to the table, or to the quarantine. Without it a table is refused whose
-            LogStore lets writers overwrite each other's commits, as Delta's default does on S3. With it the checkpoint keeps which
-            batch each table got last, and the query stops with `CommitLostError` when the table does not know it.
-        quarantine: Path or name of a Delta table that takes the rows that cannot be merged, with the reason; created when
-            missing. Several sinks may share one. Besides the rows that the next three options and `null_keys` name it takes
-            those of which a value cannot be converted to its target column's type, or is NULL where the target demands NOT
-            NULL. It does not go with output mode complete.
-        error_column: Column or expression of the source that says why a row could not be decoded, NULL for good rows;
-            `"_change.error"` for the changes of `stream_merge.debezium`. Rows with an error go to the quarantine; without one they
-            fail the batch.
-        expect: Conditions on the source by name. Rows for which one is not true (false, NULL or an error) go to the quarantine;
-            without one they fail the batch. Deletes by `delete_when` and TRUNCATEs are not asked, nor are changes that leave a
-            column of the condition as it is.
-        max_quarantined_share: Which share of a batch's rows, 0 to 1, may go to the quarantine. Above it the batch fails with
-            `QuarantineLimitError` before anything is written. By default there is no limit.
-        max_commit_retries: How often a commit is tried again after a conflict with another writer.
+        output_mode: append, update or complete; the running query's by default.
+        strategy: insert_only, merge_on_read, copy_on_write or overwrite; by default the clauses and the table decide.
+        locator: How to find matching rows. scan reads the key columns of the files that can hold a match. index keeps
+            the keys of these files in the driver's memory and reads new files only; it takes 24 bytes a row, up to 5
+            million rows, and equality of plain columns. By default the sink uses the index where it applies and a scan
+            would read much. Where the index does not apply, the sink scans even with locator="index".
+        null_keys: What to do with source rows that have NULL in a key: error, match (NULL equals NULL), or quarantine,
+            which needs the option `quarantine`.
+        tombstone_retention: How long deletes are remembered, by the clock of the machine that runs the query; 7 days by
+            default. It adds the table feature domainMetadata to the target. `timedelta(0)` remembers none: a change
+            older than its key's delete then brings the row back if it arrives in a later batch.
+        check_cardinality: Whether to fail when several source rows match one target row. Without the check, the result
+            has a row for each match.
+        skip_unchanged: Whether to skip an update that would leave every column of its row unchanged: the row is not
+            rewritten, its file is not touched for it, and the change feed does not show it. `num_unchanged_rows` counts
+            such rows. The sink reads every column that an update assigns from the files that can hold a match, and does
+            not use the key index. Needs `check_cardinality`; has no effect in output mode Complete.
+        single_writer: Whether no other process ever writes to the table or to the quarantine. If False, the sink
+            refuses a table whose LogStore lets writers overwrite each other's commits, as Delta's default does on S3.
+            If True, the checkpoint records the last batch of each table, and the query stops with `CommitLostError`
+            when the table does not know that batch.
+        quarantine: Path or name of a Delta table for rows that cannot be merged, with the reason; created when missing.
+            Several sinks may share one. It takes the rows that `error_column`, `expect` and `null_keys` name, and rows
+            with a value that cannot be converted to its target column's type, or with NULL where the target demands NOT
+            NULL. Not available in output mode Complete.
+        error_column: Column or expression of the source that says why a row could not be decoded; NULL for good rows.
+            For the changes of `stream_merge.debezium`: `"_change.error"`. Rows with an error go to the quarantine;
+            without a quarantine they fail the batch.
+        expect: Conditions on the source by name. Rows for which a condition is not true (false, NULL or an error) go to
+            the quarantine; without a quarantine they fail the batch. Conditions do not apply to deletes by
+            `delete_when`, to TRUNCATEs, or to changes that leave a column of the condition unchanged.
+        max_quarantined_share: The share of a batch's rows, 0 to 1, that may go to the quarantine. Above it the batch
+            fails with `QuarantineLimitError` before anything is written. By default there is no limit.
+        max_commit_retries: How often to retry a commit after a conflict with another writer.
         user_metadata: Text for the commit's `userMetadata` in DESCRIBE HISTORY.
         on_result: Called with the `MergeResult` of every batch, after its commit.
 
     Returns:
-        A sink to be passed to `foreachBatch`. Without any clause it deletes where `delete_when` holds, else updates all
-        columns, else inserts all columns.
+        A sink to pass to `foreachBatch`. Without clauses of its own it deletes where `delete_when` holds, else updates
+        all columns, else inserts all columns.
 
     Raises:
-        ConfigError: Options contradict each other or are out of range; all faults are in one error.
+        ConfigError: Options contradict each other or are out of range; one error lists all faults.
     """
     return MergeSink(
         SinkConfig(
@@ -196,8 +202,8 @@ def merge_sink(
 class MergeSink:
     """An immutable merge into one Delta table; pass it to `foreachBatch`, or call `merge` once.
 
-    Each clause method returns a new sink. Clauses apply in the order in which they were added: of each kind the first
-    whose condition holds decides. A sink holds no SparkSession and can be pickled.
+    Each clause method returns a new sink. Of the clauses of each kind, the first whose condition holds applies, in the
+    order in which they were added. A sink holds no SparkSession and can be pickled.
     """
 
     def __init__(self, config: SinkConfig) -> None:
@@ -236,7 +242,7 @@ class MergeSink:
     def when_not_matched_insert(
         self, *, values: Mapping[str, Expression] | None = None, condition: Expression | None = None
     ) -> MergeSink:
-        """Insert a source row that matches no target row: the named columns, or all when no values are given."""
+        """Insert a source row that matches no target row: the named columns, or all columns without `values`."""
         if values is None:
             return self.when_not_matched_insert_all(condition=condition)
         return self._with(When.NOT_MATCHED, Action.INSERT, condition, values)
@@ -269,61 +275,62 @@ class MergeSink:
         return MergeSink(replace(self._config, clauses=(*self._config.clauses, clause)))
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Merge one micro-batch; this is what `foreachBatch` calls.
+        """Merge one micro-batch; `foreachBatch` calls this.
 
         Raises:
-            StreamMergeError: Nothing of the batch is in the table. A landed commit is never reported as a failure.
+            StreamMergeError: The table has nothing of the batch. The sink never reports a commit that landed as a
+                failure.
         """
         self.merge_micro_batch(batch_df, batch_id)
 
     def merge_micro_batch(self, batch_df: DataFrame, batch_id: int, query: RunningQuery | None = None) -> MergeResult:
-        """Merge one micro-batch of a query that the caller knows; this is what a router calls in its threads.
+        """Merge one micro-batch of a query that the caller knows; a router calls this in its threads.
 
         Raises:
-            StreamMergeError: Nothing of the batch is in the table.
+            StreamMergeError: The table has nothing of the batch.
         """
         from stream_merge.batch.context import run_micro_batch
 
         return run_micro_batch(self._config, self._state(), batch_df, batch_id, query)
 
     def merge(self, batch_df: DataFrame) -> MergeResult:
-        """Run the same merge once, outside a stream.
+        """Run the merge once, outside a stream.
 
-        Without a batch id nothing tells a second call from the first: it merges again. A merge that changes nothing makes
-        no commit.
+        There is no batch id to recognize a repeated call: a second call merges again. A merge that changes nothing
+        commits nothing.
 
         Raises:
-            StreamMergeError: Nothing of the batch is in the table.
+            StreamMergeError: The table has nothing of the batch.
         """
         from stream_merge.batch.context import run_micro_batch
 
         return run_micro_batch(self._config, self._state(), batch_df, None)
 
     def explain(self, batch_df: DataFrame) -> str:
-        """Return the strategy, the reason for it and what would be read, without running the batch or writing anything.
+        """Return the strategy, its reason and what a merge would read, without running the batch or writing anything.
 
         Raises:
-            StreamMergeError: The merge is not possible; the same error as `merge` would raise.
+            StreamMergeError: The merge is not possible; `merge` would raise the same error.
         """
         from stream_merge.batch.explain import explain
 
         return explain(self._config, self._state(), batch_df)
 
     def reset_state(self, spark: SparkSession) -> None:
-        """Forget the remembered deletes of the target, and under which keys and sequence it was written.
+        """Make the target forget its tombstones, and the keys and sequence that it was written with.
 
-        For a sink whose `keys` or `sequence_by` were changed on purpose, after the rows of the table were made to fit. The rows
-        stay as they are.
+        Call it after changing `keys` or `sequence_by` on purpose, once the table's rows have been made to fit. The rows
+        do not change.
 
         Raises:
-            StreamMergeError: The target is no Delta table, or another writer was faster.
+            StreamMergeError: The target is not a Delta table, or another writer committed first.
         """
         from stream_merge.tombstones.store import forget_state
 
         forget_state(spark, self._config.target)
 
     def _state(self) -> SinkCaches:
-        # Made here rather than in __init__: importing the package must start nothing and need no pyspark.
+        # Not in __init__: importing the package must start nothing and need no pyspark.
         if self._cache is None:
             from stream_merge.batch.caches import SinkCaches
 

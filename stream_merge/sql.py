@@ -1,4 +1,4 @@
-"""Names and expressions as Spark's SQL has them."""
+"""Quotes names and parses expressions in Spark's SQL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stream_merge.clauses import Expression
 
 
 def quote(*parts: str) -> str:
-    """Return a name as SQL, each part in back quotes."""
+    """Return a name as SQL, each part in backticks."""
     return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
 
 

@@ -1,6 +1,6 @@
-"""Named points of a micro-batch at which tests stop or kill the process.
+"""Names the points of a micro-batch at which tests stop or kill the process.
 
-Delta has its `TransactionExecutionObserver` for the same purpose. Nothing is observed unless `observer` is set.
+Delta has its `TransactionExecutionObserver` for the same purpose. Nothing happens unless `observer` is set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STEPS = (
     "before_commit",
     "after_commit",
 )
-"""In order; `locating` and `writing` are announced just before the Spark job of that name starts."""
+"""In order. `locating` and `writing` are announced just before the Spark job of that name starts."""
 
 OPTIONAL_STEPS = (
     "created",
@@ -32,10 +32,13 @@ OPTIONAL_STEPS = (
     "forgetting",
     "forgotten",
 )
-"""In order, each in some batches only. Up to `after_persist`: after the commits that make a target and give it what order needs,
-around the commit to the quarantine table, before a TRUNCATE is merged, and around the writing of values that follow a row to
-another key. Then around the writing of tombstones, beside `locating` and `writing`, and around their expiry and the merging of
-their files."""
+"""In order; each occurs in some batches only.
+
+`created` to `feature_added` follow the commits that create a target and give it what ordering needs. `quarantining` and
+`quarantined` surround the commit to the quarantine table. `truncating` precedes the merge of a TRUNCATE. `handing_on`
+and `handed_on` surround the writing of values that move to another key; all these come before `after_persist`.
+`remembering` and `remembered` surround the writing of tombstones, beside `locating` and `writing`; `forgetting` and
+`forgotten` surround their expiry and the merging of their files."""
 
 observer: Callable[[str], None] | None = None
 

@@ -103,9 +103,10 @@ def test_a_table_without_a_key_has_what_it_takes(faults_of):
     assert faults_of(text) == []
     where = "pipeline.toml:12: tables[0].tombstone_retention"
     assert faults_of(text + 'tombstone_retention = "0 days"\nignore_null_updates = true\n') == [
-        f"{where}: before needs a tombstone_retention: removals wait for rows that come late",
-        f"{where}: truncate_when needs sequence_by, and a tombstone_retention: rows that are newer than the truncate stay",
-        "pipeline.toml:13: tables[0].ignore_null_updates: ignore_null_updates needs keys; with before there are none",
+        f"{where}: before needs a tombstone_retention: a removal waits for a row that arrives late",
+        f"{where}: truncate_when needs sequence_by and a tombstone_retention: rows newer than the truncate stay",
+        "pipeline.toml:13: tables[0].ignore_null_updates: ignore_null_updates needs keys, and a sink with before "
+        "has none; leave it out",
     ]
 
 

@@ -265,7 +265,7 @@ def test_complete_mode_is_refused(spark, create_table: CreateTable, changes: Cha
     totals = changes.stream(spark).groupBy("id").agg(F.sum("n").alias("n"))
     sink = merge_sink(target, keys="id", quarantine=rejected, expect=NOT_NEGATIVE)
     error = run_to_failure(totals, sink, checkpoint, output_mode="complete")
-    assert "do not go with output mode complete" in error
+    assert "do not work in output mode complete" in error
     assert rows(spark, target) == [(1, 1)]
 
 

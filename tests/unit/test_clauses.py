@@ -37,7 +37,8 @@ def test_only_the_last_clause_of_a_kind_may_omit_its_condition():
     assert find_clause_faults([]) == []
     assert find_clause_faults([clause(condition="source.op = 'd'"), clause(action=Action.UPDATE_ALL)]) == []
     assert find_clause_faults([clause(), clause(action=Action.UPDATE_ALL)]) == [
-        "[DELTA_NON_LAST_MATCHED_CLAUSE_OMIT_CONDITION] only the last WHEN MATCHED clause may omit its condition"
+        "[DELTA_NON_LAST_MATCHED_CLAUSE_OMIT_CONDITION] "
+        "only the last WHEN MATCHED clause may omit its condition; add one to the others"
     ]
 
 
@@ -49,9 +50,10 @@ def test_each_kind_of_clause_is_judged_by_itself():
     ]
     assert find_clause_faults(unconditional) == []
     assert find_clause_faults(unconditional * 2) == [
-        "[DELTA_NON_LAST_MATCHED_CLAUSE_OMIT_CONDITION] only the last WHEN MATCHED clause may omit its condition",
+        "[DELTA_NON_LAST_MATCHED_CLAUSE_OMIT_CONDITION] "
+        "only the last WHEN MATCHED clause may omit its condition; add one to the others",
         "[DELTA_NON_LAST_NOT_MATCHED_CLAUSE_OMIT_CONDITION] "
-        "only the last WHEN NOT MATCHED clause may omit its condition",
+        "only the last WHEN NOT MATCHED clause may omit its condition; add one to the others",
         "[DELTA_NON_LAST_NOT_MATCHED_BY_SOURCE_CLAUSE_OMIT_CONDITION] "
-        "only the last WHEN NOT MATCHED BY SOURCE clause may omit its condition",
+        "only the last WHEN NOT MATCHED BY SOURCE clause may omit its condition; add one to the others",
     ]

@@ -66,16 +66,25 @@ def test_good_options_have_no_fault(options):
         ({**KEYLESS, "on": "true"}, "give exactly one of keys, on and before"),
         (
             {"before": "old", "delete_when": "op = 'd'"},
-            "before needs sequence_by, by which an event is known again",
+            "before needs sequence_by, which identifies an event",
         ),
-        ({"before": "old", "sequence_by": "lsn"}, "before needs delete_when: which changes only remove"),
+        ({"before": "old", "sequence_by": "lsn"}, "before needs delete_when, which tells removals from updates"),
         (
             {**KEYLESS, "tombstone_retention": timedelta(0)},
-            "before needs a tombstone_retention: removals wait for rows that come late",
+            "before needs a tombstone_retention: a removal waits for a row that arrives late",
         ),
-        ({**KEYLESS, "unchanged_columns": "unset"}, "unchanged_columns needs keys; with before there are none"),
-        ({**KEYLESS, "ignore_null_updates": True}, "ignore_null_updates needs keys; with before there are none"),
-        ({**KEYLESS, "null_keys": "match"}, "null_keys='match' needs keys; with before there are none"),
+        (
+            {**KEYLESS, "unchanged_columns": "unset"},
+            "unchanged_columns needs keys, and a sink with before has none; leave it out",
+        ),
+        (
+            {**KEYLESS, "ignore_null_updates": True},
+            "ignore_null_updates needs keys, and a sink with before has none; leave it out",
+        ),
+        (
+            {**KEYLESS, "null_keys": "match"},
+            "null_keys='match' needs keys, and a sink with before has none; leave it out",
+        ),
         ({"on": "true", "delete_when": "op = 'd'"}, "delete_when needs keys"),
         ({"on": "true", "null_keys": "match"}, "null_keys='match' needs keys"),
         ({"keys": "id", "output_mode": "upsert"}, "output_mode='upsert' is not one of append, update, complete"),
@@ -104,8 +113,8 @@ def test_good_options_have_no_fault(options):
         ({"keys": "id", "quarantine": "lake.customers"}, "quarantine is the target"),
         (
             {"keys": "id", "quarantine": "lake.rejected", "output_mode": "complete"},
-            "quarantine, error_column and expect do not go with output mode complete, where each batch would have the same rows "
-            "again; use update",
+            "quarantine, error_column and expect do not work in output mode complete, where each batch repeats the same rows; "
+            "use update",
         ),
         ({"keys": "id", "quarantine": "q", "error_column": " "}, "error_column is empty"),
         ({"keys": "id", "quarantine": "q", "expect": {"": "n > 0"}}, "expect has an empty name or condition: ''"),
@@ -120,11 +129,11 @@ def test_good_options_have_no_fault(options):
         ),
         (
             {"keys": "id", "overwrite_schema": True, "merge_schema": True},
-            "overwrite_schema and merge_schema exclude each other",
+            "overwrite_schema and merge_schema exclude each other; set one of them",
         ),
         (
             {"keys": "id", "skip_unchanged": True, "check_cardinality": False},
-            "skip_unchanged needs check_cardinality: of a row with several matches some may change it",
+            "skip_unchanged needs check_cardinality: one of several matches of a row may change it",
         ),
         ({"keys": "id", "partition_by": "day"}, "partition_by describes a new table; set create_if_missing=True"),
         ({"keys": "id", "cluster_by": "day"}, "cluster_by describes a new table; set create_if_missing=True"),
@@ -134,7 +143,7 @@ def test_good_options_have_no_fault(options):
         ),
         (
             {"keys": "id", "partition_by": "day", "cluster_by": "id", **CREATE},
-            "partition_by and cluster_by exclude each other",
+            "partition_by and cluster_by exclude each other; give one of them",
         ),
     ],
 )
@@ -181,7 +190,7 @@ def test_own_clauses_exclude_delete_when():
     with pytest.raises(ConfigError) as raised:
         sink.when_matched_update_all()
     assert raised.value.faults == (
-        "delete_when belongs to the default clauses; with clauses of your own, say it in them",
+        "delete_when belongs to the default clauses; express it in your own clauses instead",
     )
 
 

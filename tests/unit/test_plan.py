@@ -39,8 +39,8 @@ def test_overwrite_is_refused_outside_complete_mode():
     with pytest.raises(UnsupportedTableError) as refused:
         choose(UPDATE, INSERT, requested=Strategy.OVERWRITE)
     assert str(refused.value) == (
-        'strategy="overwrite" replaces the whole table with each batch, which only output mode Complete means; '
-        'set output_mode="complete" if that is wanted'
+        'strategy="overwrite" replaces the whole table with each batch, which needs output mode Complete; '
+        'set output_mode="complete" if you want that'
     )
 
 
@@ -56,7 +56,9 @@ def test_inserts_alone_append(requested, vectors):
 def test_insert_only_is_refused_for_clauses_that_change_rows(clause):
     with pytest.raises(UnsupportedTableError) as refused:
         choose(clause, INSERT, requested=Strategy.INSERT_ONLY)
-    assert str(refused.value) == 'strategy="insert_only" cannot carry out update or delete clauses'
+    assert str(refused.value) == (
+        'strategy="insert_only" cannot carry out update or delete clauses; leave strategy out, or drop the clauses'
+    )
 
 
 def test_merge_on_read_is_refused_without_deletion_vectors():

@@ -182,7 +182,7 @@ def test_the_errors_name_what_failed():
     assert error.retriable
     assert error.failures == {"orders": conflict}
     assert "1 of 2 source(s) failed; orders (table lake.orders): conflict; " in str(error)
-    assert "before the turn of items" in str(error)
+    assert "before it merged items" in str(error)
     mixed = {"orders": conflict, "items": ConstraintViolationError("qty")}
     assert not RouterError("batch 4", mixed, []).retriable
 
