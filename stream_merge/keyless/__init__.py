@@ -1,4 +1,4 @@
-"""Tables without a key: a multiset of rows, each with an id of its sequence and its contents.
+"""Merges tables without a key as multisets of rows; each row has an id made from its sequence and its contents.
 
 May import `tombstones` and the rooms below it.
 """

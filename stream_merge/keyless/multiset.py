@@ -1,16 +1,17 @@
 """Merges tables without a key as a multiset of rows: a change adds a row, removes an equal one, or both.
 
-The merge itself knows keys alone, so each event of the log gets one, the row's id: the text of its sequence, whether it adds or
-removes, and a hash of the row's contents. The sink keeps it in the target, in the column `ROW_ID`. What is dead is remembered
-as deleted keys are, by a tombstone: rows that were removed, and the removals themselves, matched or not. So rows and
-tombstones of some contents are together all events that are known of them, and what the table must have follows from these
-alone, in whatever order they came:
+The merge itself needs keys, so each event of the log gets a row id: the text of its sequence, a sign for added or
+removed, and a hash of the row's contents. The target keeps the id in the column `ROW_ID`. Rows that were removed, and
+the removals themselves, matched or not, leave a tombstone, as deleted keys do. Rows and tombstones with the same
+contents are therefore all known events of these contents, and they alone determine how many rows the table must have,
+in whatever order they arrived:
 
-With S the number of rows added less those removed, in the order of the sequence, a removal that brings S to a new low below
-0 waits for a row that has not come. Of the rows, as many are there as S at the end is above its lowest.
+Let S be the number of rows added minus rows removed, summed in sequence order. A removal that brings S to a new low
+below 0 waits for a row that has not arrived. The table must have as many rows as S at the end exceeds its lowest value
+(or 0, if S never falls below it).
 
-Which ones does not matter, since they are equal. The newest are kept: then a row that is dead is never wanted again, neither
-when older events come late nor after a TRUNCATE, which forgets all that is older.
+Since the rows are equal, any of them will do. The sink keeps the newest: a removed row is then never needed again,
+neither when older events arrive late nor after a TRUNCATE, which forgets everything older.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from stream_merge.tombstones.store import TombstoneStore
 
 MAX_BROADCAST_CONTENTS = 500_000
-"""With more different contents, Spark decides how to join them with rows and tombstones."""
+"""With more distinct contents, Spark decides how to join them with rows and tombstones."""
 
 _ADDS, _REMOVES = "+", "-"
 _HASH_DIGITS = 32
@@ -55,16 +56,16 @@ _IN_TABLE, _REMEMBERED, _NEW = 0, 1, 2
 
 
 def with_row_ids(config: SinkConfig, batch: DataFrame, schema: T.StructType) -> tuple[SinkConfig, DataFrame]:
-    """Return the sink as one with the key `ROW_ID`, and the batch with the columns for it, yet without ids.
+    """Return the sink with the key `ROW_ID`, and the batch with the columns for it, still without ids.
 
     Args:
         config: The sink, with `before`.
         batch: The batch as it arrived.
-        schema: The target's.
+        schema: The target's schema.
 
     Raises:
-        ConfigError: `before` is no struct.
-        UnresolvedColumnError: It lacks a column that is written.
+        ConfigError: `before` is not a struct.
+        UnresolvedColumnError: `before` lacks a column to write.
     """
     assert config.delete_when is not None
     sequence_type = schema[SEQUENCE].dataType if SEQUENCE in schema.names else None
@@ -75,7 +76,7 @@ def with_row_ids(config: SinkConfig, batch: DataFrame, schema: T.StructType) -> 
     written = config.written_columns(batch.columns)
     kept = [name for name in written if config.merge_schema or name.lower() in in_target]
     _check_before(config, batch, kept)
-    # In the batch as it arrived, which the quarantine looks at, the user's own condition tells.
+    # The quarantine checks the batch as it arrived, where only the user's own condition tells removals.
     is_removed: Expression
     if isinstance(config.delete_when, str):
         is_removed = f"coalesce({IS_REMOVED}, (\n{config.delete_when}\n))"
@@ -95,10 +96,10 @@ def with_row_ids(config: SinkConfig, batch: DataFrame, schema: T.StructType) -> 
 
 
 def type_before(config: SinkConfig, batch: DataFrame) -> T.StructType:
-    """Return the type of the row as it was before a change of a batch.
+    """Return the type of the row before a change of the batch.
 
     Raises:
-        ConfigError: It is no struct.
+        ConfigError: It is not a struct.
     """
     image = batch.alias(config.source_alias).select(before_of(config, batch.columns).alias("before"))
     kind = image.schema["before"].dataType
@@ -112,11 +113,14 @@ def _check_before(config: SinkConfig, batch: DataFrame, written: Sequence[str]) 
     present = {name.lower() for name in kind.names}
     missing = [name for name in written if name.lower() not in present]
     if missing:
-        raise UnresolvedColumnError(f"before has no field {', '.join(missing)}; it has {', '.join(kind.names)}")
+        raise UnresolvedColumnError(
+            f"before has no field {', '.join(missing)}; it has {', '.join(kind.names)}. "
+            "Add the fields, or leave the columns out with except_columns"
+        )
 
 
 def before_of(config: SinkConfig, columns: Sequence[str]) -> Column:
-    """Return the row as it was before a change of the source."""
+    """Return the row before a change of the source."""
     assert config.before is not None
     if isinstance(config.before, str) and config.before.lower() in {name.lower() for name in columns}:
         return F.col(quote(config.before))
@@ -124,7 +128,7 @@ def before_of(config: SinkConfig, columns: Sequence[str]) -> Column:
 
 
 def is_lost(config: SinkConfig, columns: Sequence[str]) -> Column:
-    """Return whether a change of the source removes a row and does not say which."""
+    """Return whether a change of the source removes a row without identifying it."""
     assert config.delete_when is not None
     return before_of(config, columns).isNull() & F.coalesce(column_of(config.delete_when), F.lit(False))
 
@@ -140,26 +144,28 @@ def paired(
     read_target: Callable[[Sequence[KeyRange]], DataFrame],
     batch_name: str,
 ) -> Iterator[DataFrame]:
-    """Give the changes of rows with an id that the batch comes to.
+    """Yield the batch as changes of rows with an id.
 
     Args:
         batch: The batch as `with_row_ids` returned it.
         config: The sink as the user configured it.
         ordered: The sink as `with_row_ids` returned it.
-        schema: The target's.
-        store: The dead rows and the removals that the table remembers.
-        read_target: Gives the rows of the target's files that may hold such values.
-        batch_name: How messages name the batch.
+        schema: The target's schema.
+        store: The removed rows and the removals that the table remembers.
+        read_target: Returns the rows of the target's files that may hold values in these ranges.
+        batch_name: The batch's name in messages.
 
     Raises:
-        MergeExecutionError: A change removes a row and does not say which.
+        MergeExecutionError: A change removes a row without identifying it.
     """
     contents = _Contents.of(batch, ordered, schema)
     with persisted(_events(batch, config, ordered, contents)) as events:
         facts = summary(events, F.count_if(F.col(_SIGN).isNull()), F.count_if(F.col(_SIGN) == _REMOVES))
         if facts[0]:
             raise MergeExecutionError(
-                f"{batch_name}: {facts[0]} change(s) remove a row and do not say which: before is NULL. Nothing was committed."
+                f"{batch_name}: {facts[0]} change(s) remove a row without identifying it: before is NULL. "
+                "Nothing was committed. Make the source send the row before the change (REPLICA IDENTITY FULL in "
+                "PostgreSQL), or set quarantine"
             )
         pairing = _Pairing(events, store, batch.columns)
         known = store.dead()
@@ -173,7 +179,7 @@ def paired(
                 return
             if num_touched <= MAX_BROADCAST_CONTENTS:
                 touched = F.broadcast(touched)
-            # After a TRUNCATE contents are looked at again that the batch has nothing of: any file may hold them.
+            # After a TRUNCATE, contents without events in the batch are recomputed as well; any file may hold them.
             ranges = [] if store.is_truncated else contents.ranges(pairing.of(events, touched))
             rows = pairing.of(pairing.rows_of(read_target(ranges)), touched)
             yield pairing.changes(rows, known, touched).unionByName(pairing.untouched(touched))
@@ -181,7 +187,7 @@ def paired(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """The columns that rows are compared by, as the target has them."""
+    """The columns by which rows are compared, with their types in the target."""
 
     fields: tuple[T.StructField, ...]
     schema: T.StructType
@@ -194,7 +200,7 @@ class _Contents:
         return _Contents(fields=tuple(in_target.get(name, in_batch[name]) for name in names), schema=schema)
 
     def image(self, is_before: Column, before: str, before_type: T.StructType) -> Column:
-        """Return the values of a row, as it was or as it is: a struct v0, v1, ..."""
+        """Return the values of a row before or after a change: a struct v0, v1, ..."""
         fields = {name.lower(): name for name in before_type.names}
         values = []
         for number, field in enumerate(self.fields):
@@ -208,8 +214,8 @@ class _Contents:
     def hash(self, image: str) -> Column:
         """Return the hash of an image.
 
-        It is cryptographic, since the contents are anybody's, and equal hashes are equal rows to the sink. It is taken of a text,
-        so that NULL has a place, and a value is the same after its column was widened.
+        It is cryptographic, since anybody may choose the contents and the sink takes rows with equal hashes for equal.
+        It hashes text, so that NULL has a representation and a value keeps its hash when its column is widened.
         """
         values = [
             comparable(F.col(image).getField(f"v{number}"), field.dataType).alias(field.name.lower())
@@ -218,7 +224,7 @@ class _Contents:
         return F.left(F.sha2(F.to_json(F.struct(*values), AS_JSON), 256), F.lit(_HASH_DIGITS))
 
     def ranges(self, events: DataFrame) -> list[KeyRange]:
-        """Return between which values the rows lie that equal the events' images."""
+        """Return the ranges of values in which rows equal to the events' images lie."""
         prunable = {
             number: field
             for number, field in enumerate(self.fields)
@@ -250,9 +256,9 @@ class _Contents:
 
 
 def _events(batch: DataFrame, config: SinkConfig, ordered: SinkConfig, contents: _Contents) -> DataFrame:
-    """Return what the changes add and remove: the batch's columns, with the id, and `_SIGN`, `_HASH` and `_IMAGE`.
+    """Return the rows that the changes add and remove: the batch's columns with the id, `_SIGN`, `_HASH` and `_IMAGE`.
 
-    Columns that are not written are NULL: an event that was delivered again is then the same.
+    Columns that are not written become NULL, so that an event that is delivered again is identical.
     """
     before, is_delete = RESERVED_PREFIX + "before", RESERVED_PREFIX + "is_delete"
     assert config.delete_when is not None
@@ -279,7 +285,7 @@ def _events(batch: DataFrame, config: SinkConfig, ordered: SinkConfig, contents:
 
 
 class _Pairing:
-    """The events of a batch, and what the table knows of equal rows."""
+    """The events of a batch, with the rows and tombstones of the table that have equal contents."""
 
     def __init__(self, events: DataFrame, store: TombstoneStore, columns: Sequence[str]) -> None:
         self._store = store
@@ -288,35 +294,35 @@ class _Pairing:
         if store.state.truncated is not None:
             tombstones = store.tombstones
             self._is_old = tombstones.sequence_column() < tombstones.column_of(store.state.truncated)
-        # Events that are older than a TRUNCATE take part in nothing. They stay in the batch, which leaves them out and counts them.
+        # Events older than a TRUNCATE take no part. They stay in the batch, which skips and counts them.
         self._old = events.where(self._is_old)
         self._events = events.where(~self._is_old)
 
     def of(self, frame: DataFrame, touched: DataFrame) -> DataFrame:
-        """Return what has the contents that are looked at."""
+        """Return the part of a frame with the touched contents."""
         return frame.join(touched, _HASH, "left_semi")
 
     def touched(self, known: DataFrame | None) -> DataFrame:
-        """Return the contents that are looked at: those that the batch removes, or has events of which others are remembered.
+        """Return the contents to recompute: those that the batch removes, and those that tombstones have as well.
 
-        Rows of all other contents are added, and that is all.
+        Rows of all other contents are simply added.
         """
         contents = [self._events.where(F.col(_SIGN) == _REMOVES).select(_HASH)]
         if known is not None:
             remembered = self._remembered(known).select(_HASH).distinct()
-            # A TRUNCATE may have taken the rows that removals had found.
+            # A TRUNCATE may have taken the rows that removals had matched.
             contents.append(remembered if self._store.is_truncated else self.of(self._events.select(_HASH), remembered))
         return reduce(DataFrame.union, contents).distinct()
 
     def rows_of(self, target: DataFrame) -> DataFrame:
-        """Return the rows of the target that the sink knows."""
+        """Return the target's rows that have an id."""
         rows = target.select(ROW_ID, SEQUENCE).where(F.col(ROW_ID).isNotNull() & ~self._is_old)
         return _of_ids(rows).withColumns({_KIND: F.lit(_IN_TABLE), _WEIGHT: F.lit(1)})
 
     def _remembered(self, known: DataFrame) -> DataFrame:
-        """Return the remembered events, with the weight 0 if they are about to be forgotten.
+        """Return the remembered events; those about to be forgotten have weight 0.
 
-        All events of some contents are remembered anew whenever one of them is, so that they are forgotten together.
+        When the events of some contents change, all of them are remembered anew, so that they are forgotten together.
         """
         events = known.select(F.col("k0").alias(ROW_ID), F.col("sequence.s0").alias(SEQUENCE), "deleted_ms")
         events = _of_ids(events.where(~self._is_old))
@@ -324,17 +330,17 @@ class _Pairing:
         return events.withColumns({_KIND: F.lit(_REMEMBERED), _WEIGHT: weight}).drop("deleted_ms")
 
     def untouched(self, touched: DataFrame | None) -> DataFrame:
-        """Return the events that need no other: rows that are added, and what is older than a TRUNCATE."""
+        """Return the events that need no pairing: added rows, and events older than a TRUNCATE."""
         rows = self._events if touched is None else self._events.join(touched, _HASH, "left_anti")
         return rows.select(*self._columns).unionByName(self._old.select(*self._columns))
 
     def changes(self, rows: DataFrame, known: DataFrame | None, touched: DataFrame) -> DataFrame:
-        """Return what becomes of the rows, the remembered events and those of the batch.
+        """Return what becomes of the rows, the remembered events and the batch's events.
 
         Args:
-            rows: The target's rows of the contents that are looked at.
-            known: What the table remembers.
-            touched: The contents.
+            rows: The target's rows with the touched contents.
+            known: The table's tombstones.
+            touched: The contents to recompute.
         """
         members = [rows]
         if known is not None:
@@ -351,7 +357,7 @@ class _Pairing:
         same = Window.partitionBy(ROW_ID).orderBy(_KIND, F.abs(_WEIGHT).desc())
         members = members.withColumn(copy, F.row_number().over(same)).where(F.col(copy) == 1)
         equal = Window.partitionBy(_HASH)
-        # An update removes before it adds: it does not take its own row.
+        # An update removes before it adds, so that it does not remove its own row.
         order = equal.orderBy(SEQUENCE, F.col(_SIGN).desc(), ROW_ID).rowsBetween(Window.unboundedPreceding, 0)
         newest = equal.orderBy(F.col(SEQUENCE).desc(), F.col(ROW_ID).desc()).rowsBetween(Window.unboundedPreceding, 0)
         is_row = (F.col(_SIGN) == _ADDS) & (F.col(_KIND) != _REMEMBERED)
@@ -370,7 +376,7 @@ class _Pairing:
 
 
 def _of_ids(frame: DataFrame) -> DataFrame:
-    """Add what the ids tell: contents and sign."""
+    """Add the contents' hash and the sign, which are parts of the id."""
     sign = F.substring(ROW_ID, -_HASH_DIGITS - 1, 1)
     return frame.withColumns({_HASH: F.right(F.col(ROW_ID), F.lit(_HASH_DIGITS)), _SIGN: sign})
 

@@ -9,17 +9,17 @@ from pyspark.sql import types as T
 from stream_merge.row_json import EXACT_TIMES
 
 AS_JSON = {**EXACT_TIMES, "timeZone": "UTC", "ignoreNullFields": "true"}
-"""NULL is left out, so that a column that is added to the table leaves the contents of its rows as they are."""
+"""Omits NULL, so that a column that is added to the table does not change the contents of its rows."""
 
 _PLAIN_NUMBER = "0." + "#" * 38
-"""A number with the digits that it has, and no more."""
+"""Formats a number with as many digits as it has."""
 
 
 def comparable(value: Column, data_type: T.DataType) -> Column:
-    """Return a value in a form that equal ones have in common, of whatever width their types are.
+    """Return a value in a form that is the same for equal values, also when their types differ in width.
 
-    A sorted list of texts stands in the place of a map, of which the entries may have any order; a text of its digits in that of
-    an integer or a decimal, whose zeros at the end come of the scale.
+    A map becomes a sorted list of texts, since its entries may be in any order. An integer or a decimal becomes its
+    digits, since the scale decides on trailing zeros.
     """
     if isinstance(data_type, T.IntegralType):
         return value.cast("string")
@@ -52,9 +52,9 @@ def _has_forms(data_type: T.DataType) -> bool:
 
 
 def ordered_text(value: Column, data_type: T.DataType) -> Column:
-    """Return a text of a sequence that no other sequence has, in the same order if it consists of numbers and times.
+    """Return a text that is unique to a sequence, and sorts like it if the sequence consists of numbers and times.
 
-    Files are then skipped by it: it must be short, since Delta keeps no more than 32 characters of a bound.
+    It must be short, since files are skipped by it and Delta keeps only 32 characters of a bound.
     """
     if isinstance(data_type, T.StructType):
         return F.concat(*[ordered_text(value.getField(f.name), f.dataType) for f in data_type.fields])
@@ -71,7 +71,7 @@ def ordered_text(value: Column, data_type: T.DataType) -> Column:
 
 
 def _number_text(number: Column) -> Column:
-    """Return the hexadecimal digits, their number before them."""
+    """Return the hexadecimal digits, preceded by their number."""
     digits = F.hex(number.cast("bigint"))
     counted = F.concat(F.hex(F.length(digits) - 1), digits)
     return F.when(number.isNull(), F.lit(" ")).when(number < 0, F.concat(F.lit("-"), digits)).otherwise(counted)

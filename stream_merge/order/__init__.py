@@ -1,4 +1,4 @@
-"""The order of changes: which change of a key is the newest, and where the target keeps a row's sequence.
+"""Orders changes: finds the newest change of each key and decides where the target keeps a row's sequence.
 
 May import `merge`, `table` and `bridge`.
 """

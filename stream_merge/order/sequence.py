@@ -22,8 +22,8 @@ def stored_in(
 ) -> tuple[str, ...]:
     """Return the names of the columns that hold the sequence, in the batch and in the target.
 
-    Columns of the user's own, when all parts are columns that both have; else the one column `SEQUENCE`. A target that
-    has this column keeps using it.
+    These are the user's columns if all parts are columns that both have, else the one column `SEQUENCE`. A target that
+    has `SEQUENCE` keeps using it.
     """
     in_batch, in_target = ({name.lower() for name in columns} for columns in (batch_columns, target_columns))
     if SEQUENCE in in_target:
@@ -35,13 +35,13 @@ def stored_in(
 def with_sequence(
     batch: DataFrame, parts: Sequence[Expression], source_alias: str, target_type: DataType | None
 ) -> DataFrame:
-    """Add the column `SEQUENCE`: a struct of the parts, which Spark compares field by field, nulls first.
+    """Add the column `SEQUENCE`: a struct of the parts, which Spark compares field by field, NULL first.
 
     Args:
         batch: The batch.
         parts: Column names, SQL expressions or Columns, the most significant first.
-        source_alias: By which expressions may qualify the batch's columns.
-        target_type: Type of the column in the target, if it is there.
+        source_alias: The alias by which expressions may qualify the batch's columns.
+        target_type: Type of the column in the target; None if the target lacks it.
     """
     names = {name.lower() for name in batch.columns}
     fields: list[Column] = []
@@ -71,24 +71,24 @@ def with_sequence(
 
 
 def in_type_of_target(value: Column, name: str, given: DataType, kept: DataType) -> Column:
-    """Return a sequence in the type that the target keeps, which decides everywhere: between changes, rows and deletes.
+    """Return a sequence in the target's type, in which changes, rows and deletes are all compared.
 
     Args:
         value: The sequence, or a part of it.
-        name: How messages name it.
-        given: The type that it has in the batch.
-        kept: The type that it has in the target.
+        name: Its name in messages.
+        given: Its type in the batch.
+        kept: Its type in the target.
 
     Raises:
-        SchemaMismatchError: The target keeps text, which is in another order than what the batch has.
+        SchemaMismatchError: The target keeps text, whose order differs from that of the batch's type.
     """
     if given == kept or isinstance(given, NullType):
         return value
     if isinstance(kept, StringType) and not isinstance(given, StringType):
         raise SchemaMismatchError(
-            f"{name} is {given.simpleString().upper()} in the batch and {kept.simpleString().upper()} in the target, where it has "
-            "another order: as text, 9 comes after 10. Cast it to STRING in the source if its text is in order, or give the "
-            "target's column the source's type"
+            f"{name} is {given.simpleString().upper()} in the batch and {kept.simpleString().upper()} in the target, "
+            "whose order differs: as text, 9 comes after 10. Cast it to STRING in the source if its text sorts "
+            "correctly, or give the target's column the source's type"
         )
     if not isinstance(given, AtomicType) or not isinstance(kept, AtomicType):
         return value
@@ -96,16 +96,17 @@ def in_type_of_target(value: Column, name: str, given: DataType, kept: DataType)
 
 
 def newest_changes(batch: DataFrame, config: SinkConfig, written: Collection[str], once: Once) -> DataFrame:
-    """Return the newest change of each key, with two columns more: `IS_TIED` and `NUM_SUPERSEDED`.
+    """Return the newest change of each key, with two more columns: `IS_TIED` and `NUM_SUPERSEDED`.
 
-    A missing sequence is older than any. Changes of one key with one sequence are decided by their contents, so that a
-    replay decides alike; such a key is tied if they write something else. What was superseded are the key's other changes.
+    A NULL sequence is older than any value. Changes with the same key and sequence are ordered by their contents, so
+    that a replay decides alike; the key is tied if they write different values. `NUM_SUPERSEDED` counts the key's other
+    changes.
 
     Args:
         batch: The batch.
-        config: The sink, its sequence in columns.
-        written: The columns of the batch that are written, in lower case.
-        once: Keeps the expressions for other batches of the same columns.
+        config: The sink with its sequence as columns.
+        written: The columns of the batch to write, in lower case.
+        once: Keeps the expressions for other batches with the same columns.
     """
     rank = RESERVED_PREFIX + "rank"
 
@@ -129,24 +130,25 @@ def newest_changes(batch: DataFrame, config: SinkConfig, written: Collection[str
 def effect_hash(batch: DataFrame, written: Collection[str], is_delete: Column) -> Column:
     """Return a hash of what a change writes.
 
-    Of a record that is delivered again it is the same: where the record was found, and all else that is not written, is left out.
+    A record that is delivered again has the same hash: columns that are not written, such as the record's position, are
+    left out.
 
     Args:
         batch: The changes.
-        written: The columns that are written, in lower case.
-        is_delete: Whether a change deletes, whatever else it says.
+        written: The columns to write, in lower case.
+        is_delete: Whether a change deletes; the other columns then do not count.
     """
     others = [name for name in batch.columns if name.lower() not in written]
     return F.when(is_delete, F.lit(0).cast("bigint")).otherwise(contents_hash(batch, without=others))
 
 
 def is_tied(order: Column, effect: Column, is_counted: Column, of_key: WindowSpec) -> Column:
-    """Return whether the newest changes of a key differ, although their order is the same.
+    """Return whether the newest changes of a key differ, although their sequence is the same.
 
     Args:
         order: The sequence of a change.
         effect: What `effect_hash` returned for it.
-        is_counted: Whether it is a change.
+        is_counted: Whether the row counts as a change.
         of_key: All changes of the key.
     """
 
@@ -154,16 +156,16 @@ def is_tied(order: Column, effect: Column, is_counted: Column, of_key: WindowSpe
         found = F.struct(order.alias("order"), value.alias("effect"))
         return F.max(F.when(is_counted, found)).over(of_key)["effect"]
 
-    # The greatest of the negated is the least.
+    # The bitwise complement reverses the order, so this is the least.
     return F.coalesce(newest(effect) != F.bitwise_not(newest(F.bitwise_not(effect))), F.lit(False))
 
 
 def contents_hash(batch: DataFrame, without: Sequence[str] = ()) -> Column:
-    """Return a hash of all columns but some."""
+    """Return a hash of all columns except those in `without`."""
     fields = [f for f in batch.schema if f.name not in without]
     values = {f.name: F.col(quote(f.name)) for f in fields}
     unhashable = [values.pop(f.name) for f in fields if _is_unhashable(f.dataType)]
-    # Spark hashes neither maps nor variants, but writes them as text.
+    # Spark cannot hash maps and variants, but can write them as text.
     texts = [F.to_json(F.struct(*unhashable))] if unhashable else []
     return F.xxhash64(*values.values(), *texts)
 

@@ -1,4 +1,4 @@
-"""Rows that cannot be merged: the checks that find them (`row_checks`), and the Delta table that takes them (`table`).
+"""Finds rows that cannot be merged (`row_checks`) and appends them to a Delta table (`table`).
 
 May import `keyless`, `debezium` and the rooms below them.
 """

@@ -1,4 +1,4 @@
-"""Checks source rows: each check gives the reason why a row cannot be merged, or NULL."""
+"""Checks source rows: each check returns the reason why a row cannot be merged, or NULL."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from stream_merge.partial_updates.special_changes import is_truncate
 from stream_merge.sql import quote
 
 _SHOWN = 80
-"""So many characters of a value are quoted in a reason."""
+"""The number of characters of a value that a reason quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A reason to set rows aside.
+    """A reason to quarantine rows.
 
     Attributes:
         label: The kind of reason, without the value that it quotes.
-        reason: The reason as text, NULL for the rows that pass.
+        reason: The reason as text; NULL for rows that pass.
     """
 
     label: str
@@ -46,11 +46,11 @@ class Checks:
     Attributes:
         batch: The batch as it arrived.
         config: The sink as the user configured it.
-        ordered: The sink, its sequence in terms of columns.
-        partial: How changes set single columns, if they do.
-        resolved: The merge; its source is the batch, and the column that the sink adds for the sequence.
+        ordered: The sink with its sequence as columns.
+        partial: How changes set single columns; None if they do not.
+        resolved: The merge. Its source has the batch's columns and the column that the sink adds for the sequence.
         target: The target's schema.
-        before: The type of the row as it was, for tables without a key.
+        before: The type of the row before a change, for tables without a key.
     """
 
     batch: DataFrame
@@ -66,13 +66,13 @@ class Checks:
         return self.batch.sparkSession
 
     def all(self) -> list[Check]:
-        """Return every check, none of which can fail on the data."""
+        """Return every check; none of them can fail on the data."""
         return self._made(
             self._errors, self._removals, self._null_keys, self._sequence, self._values, self._expectations
         )
 
     def stated(self) -> list[Check]:
-        """Return the checks that the user stated."""
+        """Return the checks that the user configured."""
         return self._made(self._errors, self._expectations)
 
     @staticmethod
@@ -89,7 +89,7 @@ class Checks:
             return expression
         if expression.lower() in {name.lower() for name in self.batch.columns}:
             return F.col(quote(expression))
-        # On lines of its own, so that a comment at the end of the text does not swallow what follows.
+        # On separate lines, so that a trailing comment in the text does not swallow the parenthesis.
         return F.expr(f"(\n{expression}\n)")
 
     def _errors(self) -> Iterator[Check]:
@@ -100,7 +100,7 @@ class Checks:
     def _removals(self) -> Iterator[Check]:
         if self.config.before is None:
             return
-        label = "a row is removed, and before, which says which one, is NULL"
+        label = "a change removes a row, but before, which identifies the row, is NULL"
         is_lost_row = is_lost(self.config, self.batch.columns) & ~is_truncate(self.config)
         yield Check(label=label, reason=F.when(is_lost_row, F.lit(label)))
         before = before_of(self.config, self.batch.columns)
@@ -140,10 +140,10 @@ class Checks:
             yield Check(label=label, reason=F.when(is_met, F.lit(None)).otherwise(F.lit(label)))
 
     def _is_asked(self, expected: Column) -> Column:
-        """Return whether a change has the values that an expectation is about.
+        """Return whether an expectation applies to a change.
 
-        A delete has its key and its place alone, a TRUNCATE not even a key, and a change that leaves a column as it is has
-        NULL or anything else in its place.
+        A delete has only its key and its position, a TRUNCATE not even a key, and a change that leaves a column
+        unchanged has an arbitrary value in it.
         """
         is_delete = F.lit(False)
         if not self.config.clauses:
@@ -160,7 +160,7 @@ class Checks:
         return has_row & ~F.coalesce(leaves, F.lit(False))
 
     def _sequence(self) -> Iterator[Check]:
-        """Check the expressions of a sequence that has no column yet: it is added to the rows that pass."""
+        """Check the expressions of a sequence that is not a column yet; only rows that pass get the column."""
         if SEQUENCE not in self.ordered.sequence_columns:
             return
         stored = self.target[SEQUENCE].dataType if SEQUENCE in self.target.names else None
@@ -176,11 +176,11 @@ class Checks:
         keys = {key.lower() for key in self.config.keys}
         required = {field.name.lower() for field in self.target.fields if not field.nullable} - keys
         if self.partial is not None:
-            # NULL may mean that the change does not set the column.
+            # NULL may mean that the change leaves the column unchanged.
             required -= {name.lower() for name in self.partial.columns}
         conversions: dict[tuple[str, ...], list[Column]] = {}
         values = self.resolved.once("source_values", lambda: source_values(self.resolved))
-        # Conditions last: what a column's own conversion says already need not be said again.
+        # Conditions last: they need not repeat what a column's own conversion reports.
         for value in sorted(values, key=lambda value: value.column is None):
             if not given.issuperset(name.lower() for name in value.sources):
                 continue
@@ -211,16 +211,16 @@ class Checks:
         return Check(label=label, reason=F.when(self._is_taken(value) & is_null, F.lit(label)))
 
     def _is_taken(self, value: SourceValue) -> Column:
-        """Return whether the merge may take the value from a row."""
+        """Return whether the merge may use the value of a row."""
         name = None if value.column is None else value.column.lower()
         if self.config.keeps_order and name in {column.lower() for column in self.ordered.sequence_columns}:
             return F.lit(True)
-        # Of a TRUNCATE nothing else is looked at.
+        # The merge uses nothing else of a TRUNCATE.
         is_row = ~is_truncate(self.config)
         keys = {key.lower() for key in self.config.keys}
         if name is None or (self.config.keeps_order and name in keys):
-            # Conditions are evaluated for every row; keys and sequence of deletes are remembered.
+            # Conditions are evaluated for every row; tombstones keep the keys and sequence of deletes.
             return is_row
-        # The default clauses take nothing but the key from a delete, whether it matches or not.
+        # The default clauses use only the key of a delete, whether it matches or not.
         taken = value.taken_when if self.config.clauses else ~deletes(self.resolved)
         return is_row if taken is None else is_row & F.coalesce(attempted(self._spark, taken), F.lit(False))

@@ -1,4 +1,4 @@
-"""One stream into many tables: which sink takes the rows of which source, and one micro-batch of all of them.
+"""Merges one stream into many tables: finds the sink of each source and merges a micro-batch into all tables.
 
-May import `sink` and all that the sink may import.
+May import `sink` and everything that the sink may import.
 """

@@ -1,4 +1,4 @@
-"""The options of a router, and the check that reports every fault at once."""
+"""Options of a router; the check reports all faults at once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 UNKNOWN_POLICIES = ("error", "ignore")
 
 Prepare: TypeAlias = "Callable[[str, DataFrame], DataFrame | None]"
-"""From the name of a source and its rows of the micro-batch to what its sink merges; None if that is nothing."""
+"""Turns the name of a source and its rows into the rows to merge; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """Everything `merge_router` was told; see there for what each option means."""
+    """All options of `merge_router`, which documents them."""
 
     sinks: SinksByKey | SinkOf
     by: Expression = "topic"
@@ -30,7 +30,7 @@ class RouterConfig:
     unknown: str = "error"
 
     def check(self) -> None:
-        """Raise `ConfigError` with every fault that can be found without a batch."""
+        """Raise `ConfigError` with all faults that show without a batch."""
         faults = find_route_faults(self.sinks)
         if isinstance(self.by, str) and not self.by.strip():
             faults.append("by is empty")

@@ -38,10 +38,10 @@ class RouterState:
     """The caches of one router in one process.
 
     Attributes:
-        lock: Whoever uses them holds it: a router may serve several queries.
-        made: Sinks of patterns and of a function.
-        sessions: The session to execute in.
-        checked_runs: The run, by query id, in which the tables without rows were looked at.
+        lock: Guards the caches, since a router may serve several queries.
+        made: Sinks made from patterns or by a function.
+        sessions: The sessions that execute the merges.
+        checked_runs: By query id, the run in which the tables without rows were checked.
     """
 
     lock: Any = field(default_factory=RLock)
@@ -52,7 +52,7 @@ class RouterState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A table of the micro-batch: its sink, the sources whose rows it takes, and the number of these."""
+    """A table of the micro-batch: its sink, the sources of its rows, and their number of rows."""
 
     sink: MergeSink
     names: tuple[str, ...]
@@ -60,22 +60,22 @@ class Route:
 
     @property
     def name(self) -> str:
-        """The sources."""
+        """The names of the sources."""
         return ", ".join(self.names)
 
     @property
     def described(self) -> str:
-        """Sources and table, as messages name them."""
+        """Sources and table, for messages."""
         return f"{self.name} (table {self.sink.config.target})"
 
 
 def run_routed_batch(
     config: RouterConfig, state: RouterState, batch: DataFrame, batch_id: int | None
 ) -> dict[str, MergeResult]:
-    """Merge a frame into the tables of its sources: a micro-batch of the running query when there is a batch id.
+    """Merge a frame into the tables of its sources; with a batch id, as a micro-batch of the running query.
 
     Raises:
-        RouterError: Some tables do not have the batch.
+        RouterError: Some tables lack the batch.
         StreamMergeError: No table has it.
     """
     session = sessions.classic_session(batch)
@@ -107,9 +107,9 @@ def run_routed_batch(
 
 @contextmanager
 def _named(batch: DataFrame, config: RouterConfig) -> Iterator[DataFrame]:
-    """Keep the batch for the block, evaluated once, with the name of each row's source behind its columns."""
+    """Evaluate the batch once and keep it for the block, with the name of each row's source as its last column."""
     if SOURCE_NAME in batch.columns:
-        raise ConfigError([f"the column name {SOURCE_NAME} is reserved"])
+        raise ConfigError([f"the column name {SOURCE_NAME} is reserved; rename the column"])
     by = config.by
     if isinstance(by, str):
         by = F.col(quote(by)) if by in batch.columns else F.expr(by)
@@ -119,17 +119,17 @@ def _named(batch: DataFrame, config: RouterConfig) -> Iterator[DataFrame]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedBatch:
-    """A batch on its way into its tables.
+    """A batch to merge into its tables.
 
     Attributes:
         config: The router.
         state: The router's caches.
-        received: The batch as it came.
+        received: The batch as it arrived.
         rows: The evaluated batch, with the name of each row's source.
         query: The running query, or None.
         batch_id: The micro-batch's number; None outside a stream.
-        finished: What came of the tables that have the batch already, by the id of their sink's object: where rows of the batch are
-            lost, it begins again for the others.
+        finished: Results of the tables that have the batch already, by the id of the sink object. When rows of the
+            batch are lost, the merge begins again for the other tables.
     """
 
     config: RouterConfig
@@ -147,14 +147,14 @@ class RoutedBatch:
 
     @property
     def name(self) -> str:
-        """How messages name the batch."""
+        """The batch's name in messages."""
         return "router" if self.batch_id is None else f"router: batch {self.batch_id}"
 
     def run(self) -> dict[str, MergeResult]:
-        """Merge all tables.
+        """Merge the batch into all tables.
 
         Raises:
-            RouterError: Some tables do not have the batch.
+            RouterError: Some tables lack the batch.
             StreamMergeError: No table has it.
         """
         with sessions.job_description(self.spark, f"{self.name}: find the sources"):
@@ -185,13 +185,13 @@ class RoutedBatch:
             return
         if self.config.unknown == "error":
             raise UnknownSourceError(self.name, unknown)
-        logger.warning("%s: no sink for %s; left out", self.name, describe_sources(unknown))
+        logger.warning("%s: no sink for %s; their rows were dropped", self.name, describe_sources(unknown))
 
     def _run(self) -> dict[str, str]:
         return {"": ""} if self.query is None else {self.query.query_id: self.query.run_id}
 
     def _idle_sinks(self, routes: Sequence[Route]) -> list[Route]:
-        """Return the sinks without rows, in the first batch of a run of the query only."""
+        """Return the sinks without rows, only in the first batch of a run of the query."""
         if self._run().items() <= self.state.checked_runs.items():
             return []
         used = {id(route.sink) for route in routes}
@@ -199,7 +199,7 @@ class RoutedBatch:
         return _routes(exact, dict.fromkeys(exact, 0))
 
     def _check_targets(self, routes: Sequence[Route]) -> None:
-        """Refuse what a router cannot do right: one table under two sinks, and whole results.
+        """Refuse what a router cannot merge correctly: one table with two sinks, and output mode Complete.
 
         Two sinks would record one batch id under one application id, and the second would be skipped.
         """
@@ -208,29 +208,31 @@ class RoutedBatch:
         for route in routes:
             config = route.sink.config
             if output_mode(config, self.query) == "complete":
-                faults.append(f"{route.name}: in output mode Complete a table without rows would keep its old ones")
+                faults.append(
+                    f"{route.name}: in output mode Complete a table without rows would keep its old ones; use update"
+                )
             owner = owners.setdefault(table_root(self.spark, config.target), route)
             if owner is not route:
                 faults.append(
-                    f"{owner.name} and {route.name} have sinks of their own for one table, {config.target}; "
+                    f"{owner.name} and {route.name} have different sinks for one table, {config.target}; "
                     "give sources of one table the same sink object"
                 )
             if self.batch_id is None and route.num_rows and self._reads(config.target):
-                faults.append(f"{route.name}: the frame reads {config.target}; merge it by that table's own sink")
+                faults.append(f"{route.name}: the frame reads {config.target}; merge it with that table's own sink")
         if faults:
             raise ConfigError(faults)
 
     def _reads(self, target: str) -> bool:
-        """Whether the evaluated frame came from the target: its transaction would begin too late to notice other writers."""
+        """Whether the evaluated frame reads the target; its transaction would begin too late to see other writers."""
         try:
             return find_self_read(open_table(self.spark, target), self.received, None).is_read
         except TargetNotFoundError:
             return False
 
     def _check_not_behind(self, idle: Sequence[Route], batch_id: int) -> None:
-        """Refuse a batch id that went backwards, by the tables too that have no rows in this batch.
+        """Refuse a batch id that went backwards, also for the tables without rows in this batch.
 
-        A lost or old checkpoint shows in the first batch of a run, but only in tables that were written lately.
+        A lost or old checkpoint shows in the first batch of a run, but only in tables that were written recently.
         """
 
         def check(route: Route) -> None:

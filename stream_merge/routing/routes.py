@@ -14,12 +14,13 @@ from stream_merge.errors import ConfigError
 from stream_merge.sink import MergeSink
 
 MAX_SOURCES = 1000
-"""So many sources may have rows in one micro-batch, and so many sinks that a router made itself are kept."""
+"""Limits the sources with rows in one micro-batch, and the sinks that a router makes and keeps."""
 
 SinkOf: TypeAlias = Callable[[str], "MergeSink | None"]
 Sinks: TypeAlias = Mapping[Any, MergeSink] | SinkOf
-"""Names or patterns of sources to sinks, or a function that does the same. (A Mapping's keys are invariant, so that no
-narrower type takes names, patterns and both.)"""
+"""Maps names or patterns of sources to sinks, or is a function from name to sink.
+
+Keys are `Any` because a Mapping's keys are invariant: no narrower type accepts names, patterns and both."""
 
 SinksByKey: TypeAlias = dict[str | re.Pattern[str], MergeSink]
 
@@ -29,12 +30,12 @@ _PART_OF_A_NAME = re.compile(r"[\w-]+")
 
 @dataclass(slots=True)
 class MadeSinks:
-    """The sinks that a router made itself, kept for their caches; the ones that were used last."""
+    """The sinks that a router made itself and used last, kept for their caches."""
 
     _sinks: OrderedDict[tuple[Any, ...], MergeSink] = field(default_factory=OrderedDict)
 
     def get(self, key: tuple[Any, ...], make: Callable[[], MergeSink | None]) -> MergeSink | None:
-        """Return the sink of this key, made when it is not there."""
+        """Return the sink of this key; make it if it is missing."""
         if key not in self._sinks:
             sink = make()
             if sink is None:
@@ -44,35 +45,35 @@ class MadeSinks:
         return self._sinks[key]
 
     def forget_oldest(self) -> None:
-        """Keep a bounded number."""
+        """Drop the sinks that were not used for longest, beyond `MAX_SOURCES`."""
         while len(self._sinks) > MAX_SOURCES:
             self._sinks.popitem(last=False)
 
 
 def copied(sinks: Sinks) -> SinksByKey | SinkOf:
-    """Return the sinks in a mapping that nobody else can change."""
+    """Return a copy of a mapping, so that nobody else can change it."""
     return dict(sinks) if isinstance(sinks, Mapping) else sinks
 
 
 def find_route_faults(sinks: object) -> list[str]:
-    """Return what is wrong with the sinks of a router, as far as it shows without a source's name."""
+    """Return the faults of a router's sinks that show without a source's name."""
     if not isinstance(sinks, Mapping):
         is_function = callable(sinks) and not isinstance(sinks, MergeSink)
-        return [] if is_function else [f"sinks is a {type(sinks).__name__}, not a mapping or a function"]
+        return [] if is_function else [f"sinks is a {type(sinks).__name__}; give a mapping or a function"]
     faults = [] if sinks else ["sinks is empty"]
     targets: dict[str, MergeSink] = {}
     for key, sink in sinks.items():
         if not isinstance(key, (str, re.Pattern)):
-            faults.append(f"a name in sinks is a {type(key).__name__}, not a string or a compiled pattern")
+            faults.append(f"a key of sinks is a {type(key).__name__}; use strings or compiled patterns")
             continue
         shown = _shown(key)
         if not isinstance(sink, MergeSink):
-            faults.append(f"the sink of {shown} is a {type(sink).__name__}; merge_sink makes them")
+            faults.append(f"the sink of {shown} is a {type(sink).__name__}; make it with merge_sink")
             continue
         if isinstance(key, re.Pattern) and key.groupindex:
             faults += [f"the sink of {shown}: {fault}" for fault in _placeholder_faults(key, sink.config)]
             if "{" in sink.config.target:
-                # A target for each name: whether two are the same is seen when the names are.
+                # Each name has a target of its own; only the names tell whether two are the same.
                 continue
         if targets.setdefault(sink.config.target.strip(), sink) is not sink:
             faults.append(
@@ -82,10 +83,10 @@ def find_route_faults(sinks: object) -> list[str]:
 
 
 def find_sinks(sinks: SinksByKey | SinkOf, names: Sequence[str], made: MadeSinks) -> dict[str, MergeSink | None]:
-    """Return the sink of each source, None for those that have none.
+    """Return the sink of each source; None for a source without one.
 
     Raises:
-        ConfigError: Patterns are ambiguous or cannot be filled, or the function failed; all faults are in one error.
+        ConfigError: Patterns are ambiguous or cannot be filled, or the function failed; one error lists all faults.
     """
     faults: list[str] = []
     if isinstance(sinks, Mapping):
@@ -99,7 +100,7 @@ def find_sinks(sinks: SinksByKey | SinkOf, names: Sequence[str], made: MadeSinks
 
 
 def exact_sinks(sinks: SinksByKey | SinkOf) -> dict[str, MergeSink]:
-    """Return the sinks that are known without looking at a batch, by source name."""
+    """Return the sinks known without a batch, by source name."""
     if not isinstance(sinks, Mapping):
         return {}
     return {key: sink for key, sink in sinks.items() if isinstance(key, str)}
@@ -114,7 +115,7 @@ def _by_function(function: SinkOf, name: str, made: MadeSinks, faults: list[str]
             return None
         if sink is None or isinstance(sink, MergeSink):
             return sink
-        faults.append(f"the function of sinks returned a {type(sink).__name__} for {name!r}")
+        faults.append(f"the function of sinks returned a {type(sink).__name__} for {name!r}; return a sink or None")
         return None
 
     return made.get((name,), make)
@@ -126,7 +127,8 @@ def _by_key(sinks: SinksByKey, name: str, made: MadeSinks, faults: list[str]) ->
     patterns = [key for key in sinks if isinstance(key, re.Pattern)]
     matches = [(pattern, match) for pattern in patterns if (match := pattern.fullmatch(name))]
     if len(matches) > 1:
-        faults.append(f"{name!r} matches {' and '.join(_shown(pattern) for pattern, _ in matches)}")
+        shown = " and ".join(_shown(pattern) for pattern, _ in matches)
+        faults.append(f"{name!r} matches {shown}; narrow a pattern, or name the source itself")
     if len(matches) != 1:
         return None
     pattern, match = matches[0]
@@ -136,13 +138,14 @@ def _by_key(sinks: SinksByKey, name: str, made: MadeSinks, faults: list[str]) ->
         value = match[group]
         if value is None or not _PART_OF_A_NAME.fullmatch(value):
             faults.append(
-                f"{name!r}: {value!r} cannot stand for {{{group}}} in {template.config.target}; it is no plain name"
+                f"{name!r}: {value!r} cannot replace {{{group}}} in {template.config.target}; "
+                "the pattern must match letters, digits, _ and - only"
             )
             return None
         values[group] = value
     if not values:
         return template
-    # Patterns that share a sink lead to one table where their groups have the same values.
+    # Patterns that share a sink lead to one table if their groups have the same values.
     return made.get((id(template), *values.values()), lambda: _fill(template, values))
 
 
@@ -169,7 +172,9 @@ def _placeholder_faults(pattern: re.Pattern[str], config: SinkConfig) -> list[st
             continue
         for _, name, spec, conversion in parts:
             if name is not None and (name not in pattern.groupindex or spec or conversion):
-                faults.append(f"{option}={text!r} has a placeholder that is no named group of the pattern")
+                faults.append(
+                    f"{option}={text!r} has a placeholder that is not a named group of the pattern; add the group"
+                )
     return faults
 
 

@@ -1,8 +1,7 @@
-"""Stores deleted keys and their sequences, so that a late change brings no row back.
+"""Stores tombstones, the keys and sequences of deletes, so that a late change does not bring a row back.
 
-A tombstone is the key and the sequence of a delete. Tombstones lie in Parquet files under the table's `_stream_merge/`,
-which VACUUM passes over; the commit that deletes the rows names the files in a metadata domain of the table, so that rows and
-tombstones cannot disagree.
+Tombstones lie in Parquet files under the table's `_stream_merge/`, which VACUUM ignores. The commit that deletes the
+rows names the files in a metadata domain of the table, so that rows and tombstones cannot disagree.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from stream_merge.steps import reached
 DOMAIN = "stream_merge"
 FOLDER = "_stream_merge/tombstones"
 MAX_FILES = 16
-"""With more, the smallest are merged into one."""
+"""With more files, the smallest are merged into one."""
 
 MAX_BROADCAST_TOMBSTONES = 500_000
-"""With more, Spark decides how to join them with a batch, which may be large as well."""
+"""With more tombstones, Spark decides how to join them with a batch, which may be large as well."""
 
 MAX_UNSHUFFLED_TOMBSTONES = 50_000
-"""With more, one task would be busy with them for longer than a shuffle takes."""
+"""With more tombstones, one task would take longer than a shuffle."""
 
 KEPT_MS = 7 * 24 * 3600 * 1000
-"""How long a file stays that no version but an old one names: as long as Delta keeps data files for RESTORE by default."""
+"""How long to keep a file that only old versions name: as long as Delta keeps data files for RESTORE by default."""
 
 CLEANED_EVERY_MS = 24 * 3600 * 1000
-"""How often a sink looks for what killed attempts left behind, the first time after its first batch."""
+"""How often a sink cleans up what killed attempts left behind; the first time is after its first batch."""
 
 _AS_JSON = {**EXACT_TIMES, "timeZone": "UTC"}
-"""In UTC, since the pattern has no seconds of an offset, which most zones had until they took a standard time."""
+"""In UTC, because the pattern has no seconds of an offset, which most zones had before they adopted a standard time."""
 
 _FORMAT = 1
 _LACKS = "size(moved.unset) > 0"
@@ -61,10 +60,10 @@ class TombstoneFile:
         path: Folder of the Parquet files, relative to the table's.
         num_rows: Number of tombstones.
         oldest_ms: When the oldest was written, in milliseconds since the epoch.
-        newest_ms: When the newest was.
-        num_moved: How many of them hold the values of a row that got another key.
-        num_lacking: How many of these hold some of the values only.
-        highest: The highest sequence, as JSON; None if it is not known.
+        newest_ms: When the newest was written.
+        num_moved: How many hold the values of a row that got another key.
+        num_lacking: How many of these hold only some of the values.
+        highest: The highest sequence, as JSON; None if unknown.
     """
 
     path: str
@@ -78,11 +77,11 @@ class TombstoneFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredFile:
-    """A file that the newest version does not name any more, and older ones do.
+    """A file that only older versions name.
 
     Attributes:
         path: As in `TombstoneFile`.
-        since_ms: When it was named last, in milliseconds since the epoch.
+        since_ms: When it was retired, in milliseconds since the epoch.
     """
 
     path: str
@@ -91,17 +90,17 @@ class RetiredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstoneManifest:
-    """What a version of the table says of its tombstones, and of the configuration that they were written under.
+    """The tombstone files of a table version, and the configuration that they were written under.
 
     Attributes:
         keys: The key columns.
         sequence: The parts of the sequence as SQL.
-        read_version: The version that the commit which wrote this was based on.
-        files: The tombstones.
-        retired: Files that a RESTORE may want yet.
-        horizon: The highest sequence of a tombstone that was forgotten, as JSON; None as long as all are there.
+        read_version: The version that the writing commit was based on.
+        files: The tombstone files.
+        retired: Files that a RESTORE may still need.
+        horizon: The highest sequence of a forgotten tombstone, as JSON; None if none was forgotten.
         truncated: The sequence of the newest TRUNCATE, as JSON.
-        older_columns: The columns, in lower case, that may be older than their row; None if that is not known.
+        older_columns: Lower-case names of the columns that may be older than their row; None if unknown.
     """
 
     keys: tuple[str, ...]
@@ -132,7 +131,8 @@ class TombstoneManifest:
         values: dict[str, Any] = json.loads(text)
         if values.pop("format") != _FORMAT:
             raise ConfigurationChangedError(
-                "a newer version of stream_merge has written to this table, whose tombstones this version cannot read; upgrade"
+                "a newer version of stream_merge has written tombstones to this table that this version cannot read; "
+                "upgrade stream_merge"
             )
         return TombstoneManifest(
             keys=tuple(values.pop("keys")),
@@ -144,10 +144,10 @@ class TombstoneManifest:
         )
 
     def check(self, name: str, expected: TombstoneManifest) -> None:
-        """Raise if the sink is configured otherwise than when the table was written.
+        """Raise if the keys or the sequence differ from those that the table was written with.
 
         Raises:
-            ConfigurationChangedError: The keys or the sequence are others.
+            ConfigurationChangedError: They differ.
         """
         for what, mine, theirs in (
             ("keys", sorted(key.lower() for key in expected.keys), sorted(key.lower() for key in self.keys)),
@@ -155,9 +155,10 @@ class TombstoneManifest:
         ):
             if mine != theirs:
                 raise ConfigurationChangedError(
-                    f"{name} was written with {what} {', '.join(theirs)}, and the sink now has {', '.join(mine)}: rows and "
-                    "remembered deletes cannot be compared. Take the old configuration again, or write to a new table; if the "
-                    f"table was made to fit (its rows re-keyed, its sequences rewritten), call reset_state() of the sink once."
+                    f"{name} was written with {what} {', '.join(theirs)}, and the sink now has {', '.join(mine)}: "
+                    "rows and remembered deletes cannot be compared. Restore the old configuration, or write to a new "
+                    "table; if the table was made to fit (its rows re-keyed, its sequences rewritten), "
+                    "call reset_state() of the sink once."
                 )
 
 
@@ -192,7 +193,7 @@ class Tombstones:
 
     @property
     def _reader(self) -> DataFrameReader:
-        # The table's folder may have any name; a star or a bracket in it is no pattern.
+        # The table's folder may have any name; a star or a bracket in it is not a pattern.
         return self._spark.read.option("__globPaths__", "false")
 
     def _key_columns(self) -> list[Column]:
@@ -221,19 +222,19 @@ class Tombstones:
         return self._reader.schema(self._schema()).parquet(*[self.table.path(file.path) for file in files])
 
     def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:
-        """Return the `SOURCE_ID` of the source's rows whose key was deleted, with `DELETED` and `IS_OUTDATED`.
+        """Return the `SOURCE_ID` of source rows whose key was deleted, with `DELETED` and `IS_OUTDATED`.
 
         Args:
-            files: The tombstones.
+            files: The tombstone files.
             source: The rows.
-            only_older: Whether rows are wanted only that are older than the delete.
+            only_older: Whether to return only rows older than the delete.
         """
         batch = source.select(*self._key_columns(), self.sequence_column(), SOURCE_ID)
         remembered = self.read(files)
         number = sum(file.num_rows for file in files)
         is_distinct = number <= MAX_UNSHUFFLED_TOMBSTONES
         if is_distinct:
-            # One of each key, in one part, so that neither this nor what is found of the batch has to be shuffled.
+            # One tombstone for each key, in one partition, so that nothing has to be shuffled.
             newest_of_key = F.max("sequence").alias("sequence")
             remembered = remembered.coalesce(1).groupBy(*self._key_names).agg(newest_of_key)
         if number <= MAX_BROADCAST_TOMBSTONES:
@@ -252,7 +253,7 @@ class Tombstones:
         return found.groupBy(SOURCE_ID).agg(newest.alias(DELETED), is_outdated.alias(IS_OUTDATED))
 
     def lowest(self, columns: Collection[str]) -> Column:
-        """Return the lowest sequence of source rows that have these columns, and of the values that they set: an aggregate."""
+        """Aggregate the lowest sequence of source rows with these columns, and of the values that they set."""
         lowest = self.sequence_column()
         if COLUMN_SEQUENCES in columns:
             of_values = F.array_min(F.map_values(COLUMN_SEQUENCES))
@@ -260,13 +261,13 @@ class Tombstones:
         return F.min(lowest)
 
     def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
-        """Return, for each file, whether changes of which this is the lowest sequence may be older than a tombstone in it."""
+        """Return, for each file, whether changes with this lowest sequence may be older than a tombstone in it."""
         highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
         all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
         return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
 
     def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
-        """Return whether a file may have a tombstone of this sequence, or a newer one."""
+        """Return whether a file may have a tombstone with this sequence or a newer one."""
         if file.highest is None:
             return F.lit(True)
         return F.coalesce(~(self.column_of(file.highest) < sequence.cast(self.sequence_type)), F.lit(True))
@@ -276,39 +277,39 @@ class Tombstones:
         return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), _AS_JSON)
 
     def is_undecidable(self, state: TombstoneManifest) -> Column:
-        """Return whether a source row is older than a tombstone that was forgotten, so that its key may have been deleted."""
+        """Return whether a source row is older than a forgotten tombstone, so that its key may have been deleted."""
         if state.horizon is None:
             return F.lit(False)
         return F.coalesce(self.sequence_column() < self.column_of(state.horizon), F.lit(False))
 
     def column_of(self, sequence: str) -> Column:
-        """Return a sequence that the state holds as JSON."""
+        """Return a sequence that the state holds as JSON, as a column."""
         return F.from_json(F.lit(sequence), self.sequence_type, _AS_JSON)
 
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
-        """Return whether a target row is older than a sequence that is given as JSON."""
+        """Return whether a target row is older than a sequence in JSON."""
         places = {name.lower(): place for place, name in enumerate(resolved.columns)}
         values = [resolved.old_values[places[name.lower()]].alias(f"s{i}") for i, name in enumerate(self.sequence)]
         return F.struct(*values) < self.column_of(sequence)
 
     def read_moved(self, files: Sequence[TombstoneFile], *, only_lacking: bool = False) -> DataFrame | None:
-        """Return the tombstones that hold a row's values, or some of them only, in `moved`; None if there are none."""
+        """Return the tombstones that hold all, or only some, of a row's values in `moved`; None if there are none."""
         wanted = [file for file in files if (file.num_lacking if only_lacking else file.num_moved)]
         condition = _LACKS if only_lacking else "moved IS NOT NULL"
         return self._with_moved(wanted).where(condition) if wanted else None
 
     def write(self, deletes: DataFrame, num_rows: int, highest: str | None, now_ms: int) -> TombstoneFile:
-        """Write a tombstone for each of the deletes, which have the source's columns.
+        """Write a tombstone for each delete; the rows have the source's columns.
 
-        Where a row tells of an older delete of its key, it is in `NEWEST_DELETE`.
+        A row with an older delete of its key has that delete's sequence in `NEWEST_DELETE`.
 
         Args:
             deletes: The deletes.
-            num_rows: How many.
-            highest: What `highest_delete` gave.
-            now_ms: The time, in milliseconds since the epoch.
+            num_rows: Their number.
+            highest: What `highest_delete` returned.
+            now_ms: The current time, in milliseconds since the epoch.
         """
-        # Of text, and of a column, since Spark would write a number into the code that it compiles: anew for each batch.
+        # Text that depends on a column: Spark would compile a number into its generated code, anew for each batch.
         moment = F.concat(F.lit(str(now_ms)), F.substring(F.col(SOURCE_ID).cast("string"), 1, 0)).cast("long")
         rows = deletes.select(*self._key_columns(), self._deleted_at(deletes.columns), moment.alias("deleted_ms"))
         return TombstoneFile(
@@ -319,12 +320,12 @@ class Tombstones:
         return F.col(NEWEST_DELETE).alias("sequence") if NEWEST_DELETE in columns else self.sequence_column()
 
     def moved_rows(self, rows: DataFrame, now_ms: int) -> DataFrame:
-        """Return tombstones that hold values, with the types that they have in the table."""
+        """Return tombstones that hold values, with the table's types."""
         typed = [F.col(f.name).cast(f.dataType).alias(f.name) for f in self._schema() if f.name != "deleted_ms"]
         return rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
 
     def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
-        """Write what `moved_rows` returned; return None if that is nothing."""
+        """Write what `moved_rows` returned; return None if it is empty."""
         number, num_lacking, highest = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)), _highest())
         if not number:
             return None
@@ -343,15 +344,15 @@ class Tombstones:
         return self._reader.schema(schema).parquet(self.table.path(file.path))
 
     def _write(self, rows: DataFrame) -> str:
-        """Write tombstones, and return their path."""
+        """Write tombstones and return their path."""
         path = f"{FOLDER}/{uuid.uuid4()}"
         rows.coalesce(1).write.parquet(self.table.path(path))
         return path
 
     def maintained(self, state: TombstoneManifest, *, cutoff_ms: int, now_ms: int) -> tuple[TombstoneManifest, int]:
-        """Forget what is older than the cutoff, and merge small files when there are many.
+        """Forget tombstones older than the cutoff, and merge small files when there are many.
 
-        A file goes as a whole when its newest tombstone is too old, and row by row when it is merged.
+        A file is dropped when its newest tombstone is too old; single tombstones are dropped when files are merged.
 
         Returns:
             The new state, and the number of tombstones that were forgotten or superseded.
@@ -384,7 +385,7 @@ class Tombstones:
         return state, before - state.num_rows
 
     def _with_moved(self, files: Sequence[TombstoneFile]) -> DataFrame:
-        """Return the tombstones of some files, with `moved` if any has it."""
+        """Return the tombstones of some files, with `moved` if any file has it."""
         paths = [self.table.path(file.path) for file in files if file.num_moved]
         plain = [file for file in files if not file.num_moved]
         if not paths:
@@ -406,7 +407,7 @@ class Tombstones:
         return True
 
     def _united(self, paths: Sequence[str]) -> DataFrame:
-        """Return tombstones that hold values, of files from before and after a column's type was widened."""
+        """Return tombstones that hold values from files written before and after a column's type was widened."""
         frames = [self._reader.parquet(path) for path in paths]
         typed = [
             frame.withColumns(
@@ -417,7 +418,7 @@ class Tombstones:
         return reduce(_with_all_columns, typed)
 
     def _merge(self, rows: DataFrame) -> TombstoneFile | None:
-        """Write the newest tombstone of each key to one file, and all that hold values."""
+        """Write the newest tombstone of each key, and all tombstones that hold values, to one file."""
         has_moved = "moved" in rows.columns
         plain = rows.where("moved IS NULL") if has_moved else rows
         newest = plain.groupBy(*self._key_names).agg(
@@ -442,7 +443,7 @@ class Tombstones:
             )
 
     def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
-        """Return the highest of a sequence as JSON and of those in the column `sequence` of some frames."""
+        """Return the highest of the known sequence, as JSON, and the column `sequence` of some frames."""
         sequences = [frame.select("sequence") for frame in frames]
         if known is not None:
             sequences.append(self._spark.range(1).select(self.column_of(known).alias("sequence")))
@@ -455,7 +456,7 @@ class Tombstones:
         return None if found is None else str(found)
 
     def clean_up(self, state: TombstoneManifest, *, now_ms: int) -> None:
-        """Delete the files that no version of the time that RESTORE reaches back names, and what failed attempts left behind."""
+        """Delete files that no version within RESTORE's reach names, and what failed attempts left behind."""
         paths = [file.path for file in state.files] + [file.path for file in state.retired]
         named = {path.rpartition("/")[2] for path in paths}
         for name in self.table.list_folder(FOLDER):

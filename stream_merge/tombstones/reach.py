@@ -1,4 +1,4 @@
-"""Decides which tombstone files a batch has to read: mostly none, since changes come nearly in order."""
+"""Chooses the tombstone files that a batch has to read: usually none, since changes arrive nearly in order."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from stream_merge.tombstones.manifest import TombstoneFile
 
 @dataclass(slots=True)
 class Reach:
-    """Which files of tombstones the last batch of a sink reached, which the next one is likely to reach, too.
+    """Remembers which tombstone files the last batch of a sink reached, as a guess for the next one.
 
-    A change reaches a file if it is no newer than the newest tombstone there. Whether one does, and the deletes of the files that
-    are likely reached are looked up in one job; without this there would be one for each.
+    A change reaches a file if it is not newer than the file's newest tombstone. One job checks that, and looks up the
+    deletes of the files that the batch likely reaches; without the guess it would take two jobs.
     """
 
     _is_any: bool = True
     _beyond: frozenset[str] = frozenset()
 
     def likely(self, files: Sequence[TombstoneFile]) -> list[TombstoneFile]:
-        """Return the files that the next batch will probably reach: new ones as well, if it is no batch in order."""
+        """Return the files that the next batch will probably reach, new ones too; none if the last reached none."""
         return [file for file in files if file.path not in self._beyond] if self._is_any else []
 
     def note(self, files: Sequence[TombstoneFile], reached: Collection[TombstoneFile]) -> None:

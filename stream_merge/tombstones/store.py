@@ -53,14 +53,14 @@ _REPLACING = frozenset(
 
 @dataclass(slots=True, kw_only=True)
 class TombstoneStore:
-    """The tombstones of a table as one micro-batch reads and continues them.
+    """The tombstones of a table as one micro-batch reads and extends them.
 
     Attributes:
-        tombstones: Reads and writes them.
-        state: Which ones the version that is read has.
+        tombstones: Reads and writes the files.
+        state: The manifest of the version that is read.
         retention_ms: How long a tombstone is kept, in milliseconds.
-        reach: Which ones the batch before could be older than.
-        is_truncated: Whether the batch has a TRUNCATE that is newer than any before.
+        reach: The files that the last batch reached.
+        is_truncated: Whether the batch has a TRUNCATE that is newer than all earlier ones.
     """
 
     tombstones: Tombstones
@@ -75,13 +75,13 @@ class TombstoneStore:
     def remembering(
         self, deletes: Callable[[], DataFrame], num_deletes: int, highest: str | None, batch_name: str
     ) -> Iterator[None]:
-        """Write the batch's deletes while the block runs; at its end they are written.
+        """Write the batch's deletes while the block runs; they are complete when it ends.
 
         Args:
-            deletes: Gives the source's rows that tell of a delete.
-            num_deletes: How many.
-            highest: The highest of their sequences, as JSON.
-            batch_name: How descriptions of jobs name the batch.
+            deletes: Returns the source's rows that tell of a delete.
+            num_deletes: The number of these rows.
+            highest: Their highest sequence, as JSON.
+            batch_name: The batch's name in job descriptions.
         """
         if not num_deletes or self._written is not None:
             yield
@@ -99,17 +99,17 @@ class TombstoneStore:
     def next_state(
         self, num_deletes: int, read_version: int, *, partial: PartialUpdates | None
     ) -> tuple[TombstoneManifest, dict[str, int]]:
-        """Forget what is too old, and return the state for the commit, with its metrics.
+        """Forget expired tombstones, and return the state for the commit with its metrics.
 
         Args:
-            num_deletes: How many deletes the batch has; `remembering` has written them.
+            num_deletes: The number of the batch's deletes, which `remembering` has written.
             read_version: The version that the commit is based on.
-            partial: How the batch sets single columns, if it does.
+            partial: How the batch sets single columns; None if it does not.
         """
         now = now_ms()
         older = self.state.older_columns
         if older is not None and partial is not None:
-            # What the sink never writes is older than the rows that it writes.
+            # Columns that the sink never writes are older than the rows that it writes.
             left_alone = partial.unwritten if partial.is_always else ()
             older = tuple(sorted({*older, *(name.lower() for name in (*partial.columns, *left_alone))}))
 
@@ -134,7 +134,7 @@ class TombstoneStore:
         return self.state.files
 
     def deleted(self, files: Collection[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame | None:
-        """Return what `Tombstones.deleted` returns of the deletes in some of `files`; None if there are none."""
+        """Return what `Tombstones.deleted` returns for the deletes in some of `files`; None if there are none."""
 
         def read(there: Sequence[TombstoneFile]) -> DataFrame | None:
             wanted = [file for file in there if file in files]
@@ -143,15 +143,15 @@ class TombstoneStore:
         return self._read(read)
 
     def dead(self) -> DataFrame | None:
-        """Return all tombstones; a key may have several. None if there are none."""
+        """Return all tombstones, of which a key may have several; None if there are none."""
         return self._read(lambda files: self.tombstones.read(files) if files else None)
 
     def cutoff_ms(self) -> int:
-        """Return before when tombstones are old enough to be forgotten, in milliseconds since the epoch."""
+        """Return the time before which tombstones are forgotten, in milliseconds since the epoch."""
         return now_ms() - self.retention_ms
 
     def _read(self, read: Callable[[Sequence[TombstoneFile]], T]) -> T:
-        """Read what is remembered; files that are gone are forgotten."""
+        """Call `read` with the tombstone files; drop files that no longer exist and warn."""
         try:
             return read(self.state.files)
         except AnalysisException:
@@ -159,7 +159,7 @@ class TombstoneStore:
             if not missing:
                 raise
         logger.warning(
-            "%s: remembered deletes are gone (%s); older changes of their keys that come late will bring rows back",
+            "%s: tombstone files are missing (%s); older changes of their keys that arrive late will bring rows back",
             self.tombstones.table.name,
             ", ".join(missing),
         )
@@ -167,7 +167,7 @@ class TombstoneStore:
         return self._read(read)
 
     def truncate(self, truncates: DataFrame) -> str | None:
-        """Note the newest TRUNCATE of a batch; return its sequence as JSON if it is newer than all that were noted before."""
+        """Note the newest TRUNCATE of a batch; return its sequence as JSON if no earlier one is as new, else None."""
         newest = self.tombstones.highest(
             self.state.truncated, [truncates.select(self.tombstones.sequence_column().alias("sequence"))]
         )
@@ -178,7 +178,7 @@ class TombstoneStore:
         return newest
 
     def take_over(self, earlier: TombstoneStore) -> bool:
-        """Take over what an earlier attempt wrote, if the table still remembers the same; return whether it does."""
+        """Reuse what an earlier attempt wrote if the table's tombstones are still the same; return whether they are."""
         mine, theirs = ((store.state.files, store.state.horizon, store.state.truncated) for store in (self, earlier))
         is_same = mine == theirs
         if is_same:
@@ -186,24 +186,24 @@ class TombstoneStore:
         return is_same
 
     def left(self) -> DataFrame | None:
-        """Return the tombstones of earlier batches that hold the values of rows which got another key; None if there are none."""
+        """Return tombstones of earlier batches with the values of rows that got another key; None if there are none."""
         return self._read(self.tombstones.read_moved)
 
     def may_remember_move(self, at: Column) -> Column:
-        """Return whether one of the tombstones that hold values may have this sequence."""
+        """Return whether a tombstone that holds values may have this sequence."""
         moved = [file for file in self.state.files if file.num_moved]
         return reduce(Column.__or__, (self.tombstones.may_hold(file, at) for file in moved), F.lit(False))
 
     def lacking(self) -> DataFrame | None:
-        """Return those of them that hold some of the row's values only; None if there are none."""
+        """Return the tombstones that hold only some of a row's values; None if there are none."""
         return self._read(lambda files: self.tombstones.read_moved(files, only_lacking=True))
 
     def keep_moved(self, rows: DataFrame, *, at_once: bool) -> DataFrame | None:
-        """Write tombstones that hold values, and return them as they are then read; None if there are none.
+        """Write tombstones that hold values, and return them as a reader sees them; None if there are none.
 
         Args:
             rows: The tombstones.
-            at_once: Whether they are few, and come of few rows.
+            at_once: Whether they are few and derived from few rows.
         """
         now = now_ms()
         with persisted(self.tombstones.moved_rows(rows, now), at_once=at_once) as moved:
@@ -213,24 +213,24 @@ class TombstoneStore:
             return None
         reached("handed_on")
         self._moved = (*self._moved, file)
-        # Read, since what was kept would bring all that led to it into the plan of the merge, which Spark spells out for its UI
-        # again and again.
+        # Read back from the file: the plan of the persisted frame would become part of the merge's plan, which Spark
+        # prints again and again for its UI.
         return self.tombstones.read_written(file, moved.schema)
 
     @property
     def has_moved(self) -> bool:
-        """Whether rows of the batch got another key and their values were kept."""
+        """Whether the batch kept values of rows that got another key."""
         return bool(self._moved)
 
     def after_commit(self, state: TombstoneManifest, cleaned_ms: int) -> int:
-        """Clean up when files were retired, or have been for long enough, and once a day for what killed attempts left behind.
+        """Clean up when the list of retired files changed, and once a day for what killed attempts left behind.
 
         Args:
-            state: What was committed.
-            cleaned_ms: When the sink did so last, in milliseconds since the epoch.
+            state: The committed state.
+            cleaned_ms: When the sink last cleaned up, in milliseconds since the epoch.
 
         Returns:
-            When it has done so last now.
+            The new value of `cleaned_ms`.
         """
         now = now_ms()
         if state.retired == self.state.retired and now - cleaned_ms < CLEANED_EVERY_MS:
@@ -248,15 +248,16 @@ def load_store(
     had_registers: bool,
     reach: Reach,
 ) -> TombstoneStore | None:
-    """Return what the table remembers; None when the sink keeps no tombstones.
+    """Return the tombstones of the version that is read; None if the sink keeps none.
 
     Args:
         config: The sink as the user configured it.
         ordered: The sink as `bind` returned it.
         table: The target.
         transaction: The version that is read.
-        had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch came. If no state says otherwise, rows may use it.
-        reach: Which tombstones the batch before could be older than.
+        had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch; if so, and no state says otherwise,
+            rows may use it.
+        reach: The files that the last batch reached.
 
     Raises:
         ConfigurationChangedError: The table was written with other keys or another sequence.
@@ -272,7 +273,7 @@ def load_store(
     state.check(table.name, fresh)
     schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
     if state.older_columns is None:
-        # No commit has said it: a batch was killed before its own, or nothing was merged. It is looked up once.
+        # No commit says: a batch was killed before its commit, or nothing was merged. Looked up once.
         state = replace(state, older_columns=_older_columns(table, transaction))
     tombstones = Tombstones(
         table=table,
@@ -294,7 +295,7 @@ def _older_columns(table: Table, transaction: Transaction) -> tuple[str, ...]:
 
 
 def forget_state(spark: SparkSession, target: str) -> None:
-    """Remove what the table remembers, in a commit of its own; the files go when they are old enough."""
+    """Remove the table's tombstones in a commit of its own; their files are deleted once they are old enough."""
     session = classic_session(spark.range(0))
     table = open_table(session, target)
     transaction = table.begin()
@@ -309,26 +310,26 @@ def forget_state(spark: SparkSession, target: str) -> None:
 def _state_of(table: Table, transaction: Transaction, fresh: TombstoneManifest) -> TombstoneManifest:
     """Return the state of the version that is read.
 
-    RESTORE leaves a table's metadata domains as they were, so the commits since the state was written are looked through
-    for one; the state of the version that it restored counts then.
+    RESTORE does not change a table's metadata domains, so this looks for one in the commits since the state was
+    written; if there is one, the state of the restored version counts.
     """
     text = transaction.domain_metadata(DOMAIN)
     if text is None:
-        # A table that was replaced, or made to forget: a RESTORE may want what it remembered.
+        # The table was replaced, or made to forget; a RESTORE may need its earlier tombstones.
         found = table.list_folder(FOLDER)
         return replace(fresh, retired=tuple(RetiredFile(path=f"{FOLDER}/{name}", since_ms=now_ms()) for name in found))
     newest = TombstoneManifest.from_json(text)
     state = _state_at(table, transaction.version, newest) or fresh
     if state is newest:
         return newest
-    # A RESTORE back to before may want what the newest version does not name any more.
+    # A RESTORE to an earlier version may need files that the newest version no longer names.
     left = [*newest.retired, *(RetiredFile(path=file.path, since_ms=now_ms()) for file in newest.files)]
     named = {file.path for file in state.files} | {file.path for file in state.retired}
     return replace(state, retired=(*state.retired, *(file for file in left if file.path not in named)))
 
 
 def _state_at(table: Table, version: int, known: TombstoneManifest | None) -> TombstoneManifest | None:
-    """Return the state that the commits up to a version give.
+    """Return the state as of a version, from the commits up to it.
 
     Args:
         table: The table.
@@ -339,9 +340,13 @@ def _state_at(table: Table, version: int, known: TombstoneManifest | None) -> To
         try:
             commit = table.read_commit(version)
         except FileNotFoundError:
-            # Older commits than the log keeps: a sink that has not run for so long, or a RESTORE to the oldest versions.
+            # The log no longer has the commit: the sink has not run for long, or a RESTORE went to the oldest versions.
             if known is None:
-                logger.warning("%s: the log of version %d is gone, and what it remembered", table.name, version)
+                logger.warning(
+                    "%s: the log of version %d is gone, and with it the deletes that the version remembered",
+                    table.name,
+                    version,
+                )
             return known
         for action in commit:
             metadata = action.get("domainMetadata", {})
@@ -352,14 +357,14 @@ def _state_at(table: Table, version: int, known: TombstoneManifest | None) -> To
             return None
         if info.get("operation") == "RESTORE":
             version, known = _restored_version(table, version, info), None
-            logger.info("%s: was restored to version %d, whose remembered deletes count", table.name, version)
+            logger.info("%s: was restored to version %d; its remembered deletes apply", table.name, version)
         else:
             version -= 1
     return known
 
 
 def _restored_version(table: Table, version: int, info: dict[str, Any]) -> int:
-    """Return to which version a RESTORE went; one to a timestamp went to the last version before it."""
+    """Return the version that a RESTORE went to; for a timestamp, the last version not newer than it."""
     parameters = info.get("operationParameters", {})
     if parameters.get("version") is not None:
         return int(parameters["version"])

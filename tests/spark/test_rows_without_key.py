@@ -356,13 +356,13 @@ def test_many_batches_are_remembered_in_few_files(create_table, create_source, r
 def test_a_removal_must_say_which_row(spark, create_table, create_source, read_rows, tmp_path):
     path = create_table(SCHEMA)
     lost = (None, None, None, 4, "d")
-    with pytest.raises(MergeExecutionError, match=r"1 change\(s\) remove a row and do not say which"):
+    with pytest.raises(MergeExecutionError, match=r"1 change\(s\) remove a row without identifying it"):
         keyless(path).merge(create_source(CHANGES, [add(1, X), lost]))
     rejected = str(tmp_path / "rejected")
     result = keyless(path, quarantine=rejected).merge(create_source(CHANGES, [add(1, X), lost, truncate(0)]))
     assert result.num_quarantined_rows == 1
     assert [row["reason"] for row in read_rows(rejected)] == [
-        "a row is removed, and before, which says which one, is NULL"
+        "a change removes a row, but before, which identifies the row, is NULL"
     ]
     assert [tuple(row) for row in read_rows(path, "a", "b")] == [X]
 

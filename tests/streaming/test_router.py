@@ -249,8 +249,8 @@ def test_rows_of_an_unknown_source_are_counted_when_they_are_ignored(
         run(changes.stream(spark), router, checkpoint)
     assert contents(spark, tables) == {"orders": [(1, 1)], "items": [], "carts": []}
     assert [record.getMessage() for record in caplog.records] == [
-        "router: batch 0: no sink for 'orders2' (2 row(s)), NULL (1 row(s)); left out",
-        "router: batch 1: no sink for 'nothing' (1 row(s)); left out",
+        "router: batch 0: no sink for 'orders2' (2 row(s)), NULL (1 row(s)); their rows were dropped",
+        "router: batch 1: no sink for 'nothing' (1 row(s)); their rows were dropped",
     ]
 
 
@@ -348,10 +348,10 @@ def test_two_sinks_of_one_table_are_refused_however_it_is_spelt(
     spellings = {"orders": path, "items": f"delta.`file:{path}/`"}
     changes.add([("orders", 1, 1)], [("orders", 1, 1), ("items", 1, 1)])
     error = run_to_failure(changes.stream(spark), merge_router(counting_sinks(spellings)), checkpoint)
-    assert "ConfigError: orders and items have sinks of their own for one table" in error
+    assert "ConfigError: orders and items have different sinks for one table" in error
     by_function = merge_router(lambda name: counting_sink(spellings[name]), prepare=without_topic)
     error = run_to_failure(changes.stream(spark), by_function, checkpoint)
-    assert "ConfigError: items and orders have sinks of their own for one table" in error
+    assert "ConfigError: items and orders have different sinks for one table" in error
     assert recorded_ids(path) == [0], "the batch with rows of one of them"
     assert rows(spark, path) == [(1, 1)]
 
