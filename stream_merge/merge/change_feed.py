@@ -1,7 +1,7 @@
-"""Makes the rows of the change data feed in Delta's form, beside the rows of the table.
+"""Makes the rows of the change data feed in Delta's form, together with the rows of the table.
 
-A row with a null type is a row of the table; the others go to change files. Delta reads a commit's changes from its change
-files alone when it has any, so that all kinds must be written once one is.
+A row with a NULL change type is a row of the table; the others go to change files. If a commit has change files, Delta
+reads its changes from them alone, so all kinds of changes must be written once one is.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def with_changes(
 
     Args:
         columns: The table's columns.
-        inserted: Rows to insert, if there can be any.
+        inserted: Rows to insert; None if there can be none.
         changed: Rows that a clause applies to, with their old and new values.
-        new: Names of the new values in `changed`; there only when the merge has updates.
+        new: Names of the new values in `changed`, which has them only if the merge has updates.
         old: Names of the old values in `changed`.
         is_update: Whether a changed row is updated.
-        is_delete: Whether it is deleted.
+        is_delete: Whether a changed row is deleted.
         has_updates: Whether the merge can update.
     """
     before = [F.col(name) for name in old]
@@ -61,7 +61,7 @@ def with_changes(
 
 
 def explode_images(rows: DataFrame, images: Column) -> DataFrame:
-    """Return one row for each image; rows without any vanish."""
+    """Return one row for each image; rows without images disappear."""
     return rows.select(F.explode(images).alias("image")).select("image.*")
 
 
@@ -72,7 +72,7 @@ def insert_images(inserted: DataFrame, columns: Sequence[str]) -> DataFrame:
 
 
 def copied_image(values: Sequence[Column], columns: Sequence[str]) -> Column:
-    """Return the image of a row of the table that does not change."""
+    """Return the image of a table row that does not change."""
     return F.array(_as(values, columns, None))
 
 

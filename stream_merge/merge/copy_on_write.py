@@ -1,4 +1,4 @@
-"""Copy-on-write: rewrites each touched file with its changed rows."""
+"""Implements copy-on-write: rewrites each touched file with its changed rows."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def _target(job: MergeJob, files: Sequence[DataFile]) -> DataFrame:
 
 
 def touched_files(job: MergeJob, found: Sequence[FileMatches]) -> list[DataFile]:
-    """Return the files to rewrite: the ones that Delta's MERGE rewrites, so that its metrics mean the same.
+    """Return the files to rewrite, the same that Delta's MERGE rewrites, so that the metrics agree.
 
-    Any match touches a file, whether or not a clause applies to it; only where all clauses are MATCHED ones does it take a
-    clause that applies. A NOT MATCHED BY SOURCE clause touches every file with a row. A sink that skips what would not change
-    touches the files in which a row changes.
+    Any match touches a file, whether or not a clause applies to it; if all clauses are MATCHED ones, a clause must
+    apply. A NOT MATCHED BY SOURCE clause touches every file with a row. With `skip_unchanged`, only a file with a
+    changed row is touched.
     """
     if job.skip_unchanged:
         return [m.file for m in found if m.num_changed_rows]
@@ -106,14 +106,14 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
 
 
 def _has_changes(job: MergeJob, touched: Sequence[DataFile]) -> bool:
-    # Without a rewritten file the commit only adds files, which the change feed reads as inserts by itself.
+    # Without rewritten files the commit only adds files, which the change feed reads as inserts.
     return job.has_change_feed and bool(touched)
 
 
 def _count_rows(
     job: MergeJob, staged: Staged, touched: Sequence[DataFile], num_written: int | None, parts: Sequence[DataFrame]
 ) -> None:
-    """Derive copied and inserted rows from what was there and what was written."""
+    """Derive the numbers of copied and inserted rows from the rows before and the rows written."""
     rows_there = [file.num_rows for file in touched]
     there = sum(n for n in rows_there if n is not None)
     if None in rows_there:
@@ -132,8 +132,8 @@ def _count_rows(
 def _rewritten_rows(job: MergeJob, touched: Sequence[DataFile], found: Sequence[FileMatches]) -> DataFrame:
     """Return the rows of the touched files after the merge.
 
-    The join is the one that located the matches, on the touched files alone and with all columns: keeping the first one's
-    result would mean to keep the table's rows.
+    It repeats the join that located the matches, on the touched files only and with all columns; keeping the first
+    join's result would mean keeping the table's rows.
     """
     columns = output_columns(job)
     updates = [(n, c) for n, c in enumerate(job.resolved.clauses) if c.clause.is_update]

@@ -1,4 +1,4 @@
-"""Insert-only: appends the source rows that match nothing."""
+"""Implements insert-only: appends the source rows that match nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine is given and returns, and the expressions that all engines share."""
+"""Defines the input and output of an engine, and the expressions that all engines share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stream_merge.table.deletion_vectors import StoredVector, VectorCache
 from stream_merge.table.files import DataFile, TableFiles
 
 UNCHANGED = -1
-"""What `ACTION` is where an update applies that would leave the row as it is."""
+"""The value of `ACTION` for an update that would not change its row."""
 
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 ROWS_PER_TASK = 100_000
@@ -38,18 +38,18 @@ class MergeJob:
         transaction: The open transaction.
         source: The persisted batch.
         files: The active files of the version that is read.
-        candidates: Those of them in which a row can match.
+        candidates: The active files in which a row can match.
         vectors: Deletion vectors known from earlier batches.
         index: Keys known from earlier batches.
-        locator: How matches are found, if the user chose.
+        locator: The user's choice of how to find matches; None if there is none.
         check_cardinality: Whether several matches of one target row are an error.
-        skip_unchanged: Whether an update that changes nothing is left out.
-        order_by: The columns that hold the sequence; empty unless the clauses are the default ones of a sink with one.
-        expects_newer_rows: Whether rows of the target were newer than their changes in the batch before.
+        skip_unchanged: Whether to skip updates that change nothing.
+        order_by: The columns that hold the sequence; empty unless the sink has a sequence and the default clauses.
+        expects_newer_rows: Whether the last batch found target rows newer than their changes.
         has_change_feed: Whether the table records its change data feed.
-        batch: How messages name the batch.
-        timer: Takes the times of the phases.
-        written: File actions that an earlier attempt wrote and that do not depend on the target, or None.
+        batch: The batch's name in messages.
+        timer: Measures the phases.
+        written: File actions from an earlier attempt that do not depend on the target; None if there are none.
     """
 
     resolved: ResolvedMerge
@@ -71,12 +71,12 @@ class MergeJob:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the clauses are the default ones of a sink with a sequence."""
+        """Whether the sink has a sequence and the default clauses."""
         return bool(self.order_by)
 
     @property
     def bound_source(self) -> DataFrame:
-        """The batch under the identities that the resolved expressions refer to."""
+        """The batch with the attribute ids that the resolved expressions refer to."""
         return self.resolved.source(self.source.rows)
 
     def clauses(self, when: When) -> list[tuple[int, ResolvedClause]]:
@@ -92,27 +92,27 @@ class MergeJob:
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether the batch is small enough to go to every task, so that the table is not shuffled."""
+        """Whether the batch is small enough to broadcast, so that the table is not shuffled."""
         return self.source.num_rows <= MAX_BROADCAST_ROWS
 
     def broadcast(self, frame: DataFrame) -> DataFrame:
-        """Ask for a broadcast of the batch, unless it is too large for one."""
+        """Ask Spark to broadcast the frame, unless the batch is too large."""
         return F.broadcast(frame) if self.is_broadcast else frame
 
     def unshuffled(self, frame: DataFrame) -> DataFrame:
-        """Plan what comes of the join at once; where the join itself is shuffled, its tasks are for Spark to number."""
+        """Plan the frame without adaptive execution, except after a shuffled join, whose tasks Spark should number."""
         return planned_at_once(frame) if self.is_broadcast else frame
 
 
 @dataclass(slots=True)
 class Staged:
-    """What the commit will hold, and what is known of it.
+    """The content of the commit, and what is known of it.
 
     Attributes:
         changes: The file actions.
         counts: Metrics by field name of `MergeResult`.
         locator: How matches were found.
-        reusable: File actions that may go into another attempt's commit unchanged, or None.
+        reusable: File actions that another attempt's commit may reuse; None if there are none.
     """
 
     changes: CommitActions = field(default_factory=CommitActions)
@@ -124,11 +124,12 @@ class Staged:
 def first_applying(
     clauses: Sequence[tuple[int, ResolvedClause]], unchanged: Mapping[int, Column] | None = None
 ) -> Column:
-    """Return the number of the first clause whose condition holds, or null when none does.
+    """Return the number of the first clause whose condition holds, or NULL if none does.
 
     Args:
-        clauses: The clauses, with their numbers.
-        unchanged: For each clause whose updates may be left out, whether one changes nothing: the number is `UNCHANGED` then.
+        clauses: The clauses with their numbers.
+        unchanged: For each clause whose updates may be skipped, whether its update changes nothing; the number is then
+            `UNCHANGED`.
     """
     number: Column | None = None
     for index, clause in clauses:
@@ -153,9 +154,9 @@ def by_action(clauses: Sequence[tuple[int, ResolvedClause]], position: int, othe
 
 
 def tracked_values(job: MergeJob, *, is_update: Column | None = None) -> list[Column]:
-    """Return row id and row commit version of target rows that are written again; empty without row tracking.
+    """Return row id and row commit version of target rows that are rewritten; empty without row tracking.
 
-    A row keeps its id. It keeps its commit version unless it is updated: null stands for the version of the new file.
+    A row keeps its id. It keeps its commit version unless it is updated; NULL stands for the version of the new file.
     """
     names = job.transaction.row_tracking_columns
     if names is None:
@@ -170,7 +171,7 @@ def output_columns(job: MergeJob) -> list[str]:
 
 
 def with_tracking(job: MergeJob, inserted: DataFrame) -> DataFrame:
-    """Add to new rows the row tracking columns of rewritten ones: null, since a new row gets both from its file."""
+    """Add NULL row tracking columns to new rows, which get their id and version from their file."""
     null = F.lit(None).cast("long")
     return inserted.select("*", *[null.alias(name) for name in job.transaction.row_tracking_columns or ()])
 
@@ -181,7 +182,7 @@ def write(job: MergeJob, rows: DataFrame, target: DataFrame | None = None) -> An
     Args:
         job: The merge.
         rows: The rows.
-        target: A frame of target rows, whose metadata tells Delta which columns are row tracking's.
+        target: A frame of target rows whose metadata tells Delta which columns belong to row tracking.
     """
     names = job.transaction.row_tracking_columns
     if names is not None and target is not None:
@@ -191,16 +192,16 @@ def write(job: MergeJob, rows: DataFrame, target: DataFrame | None = None) -> An
 
 
 def is_one_of(numbers: Sequence[int]) -> Column:
-    """Return whether `ACTION` is one of the clauses; false when there is none."""
+    """Return whether `ACTION` is one of the clauses; false if there are none."""
     return F.coalesce(F.col(ACTION).isin(*numbers), F.lit(False)) if numbers else F.lit(False)
 
 
 def inserted_rows(job: MergeJob, unmatched: DataFrame) -> DataFrame:
-    """Return the rows that the NOT MATCHED clauses make of source rows that match nothing."""
+    """Return the rows that the NOT MATCHED clauses insert for source rows that match nothing."""
     resolved = job.resolved
     clauses = job.clauses(When.NOT_MATCHED)
     if len(clauses) == 1:
-        # Each step is a call that analyses all that leads to it; most merges have this one clause.
+        # Each step is a JVM call that analyses the whole plan again; most merges have just one clause.
         condition = clauses[0][1].condition
         values = resolved.once(
             "inserted", lambda: [v.alias(n) for v, n in zip(clauses[0][1].values, resolved.columns, strict=True)]
@@ -222,10 +223,10 @@ def without_matches(job: MergeJob, matched_ids: DataFrame) -> DataFrame:
 
 
 def completed_row(job: MergeJob) -> list[Column]:
-    """Return `COMPLETED` of the matches; empty if no source row lacks a value."""
+    """Return `COMPLETED` for the matches; empty if no source row lacks a value."""
     if not job.source.num_unresolved:
         return []
-    # What the target has from before a delete does not count.
+    # Values of the target from before a delete do not count.
     lacks = F.col(IS_UNRESOLVED)
     if NEWEST_DELETE in job.source.rows.columns:
         lacks = lacks & F.col(NEWEST_DELETE).isNull()
@@ -233,7 +234,7 @@ def completed_row(job: MergeJob) -> list[Column]:
 
 
 def compact(job: MergeJob, frame: DataFrame, num_rows: int) -> DataFrame:
-    """Limit the number of files that a batch of about `num_rows` new rows is written into."""
+    """Limit the number of files for a batch of about `num_rows` new rows."""
     known = [f for f in job.files.all() if f.num_physical_rows]
     physical = sum(f.num_physical_rows or 0 for f in known)
     row_bytes = sum(f.size for f in known) / physical if physical else 100.0
@@ -247,7 +248,7 @@ def count_written(job: MergeJob, new_files: Any) -> tuple[dict[str, int], int | 
     """Count new files as Delta's MERGE does.
 
     Returns:
-        The metrics, and the number of rows written, or None where the session collects no statistics.
+        The metrics, and the number of rows written; None for the latter if the session collects no statistics.
     """
     written = file_actions(job.transaction.jvm, new_files)
     adds = [DataFile(action["add"]) for action in written if "add" in action]
@@ -270,7 +271,7 @@ def count_partitions(files: Sequence[DataFile]) -> int:
 
 
 def count_removed(files: Sequence[DataFile]) -> dict[str, int]:
-    """Count files that leave the table, as Delta's MERGE does."""
+    """Count the files that leave the table, as Delta's MERGE does."""
     return {
         "num_target_files_removed": len(files),
         "num_target_bytes_removed": sum(file.size for file in files),
@@ -279,7 +280,7 @@ def count_removed(files: Sequence[DataFile]) -> dict[str, int]:
 
 
 def count_skipping(files: Sequence[DataFile], candidates: Sequence[DataFile]) -> dict[str, int]:
-    """Count the files that are there and those of them that are read, as Delta's MERGE does."""
+    """Count the table's files and those that are read, as Delta's MERGE does."""
     return {
         "num_target_files_before_skipping": len(files),
         "num_target_bytes_before_skipping": sum(file.size for file in files),

@@ -1,4 +1,4 @@
-"""Refuses casts that would change a value without an error: 1.2345 in a DECIMAL(8, 2) is 1.23."""
+"""Refuses casts that would change a value without an error, for example 1.2345 to 1.23 in a DECIMAL(8, 2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.errors import LOSS
 
 Test: TypeAlias = Callable[[Column], Column]
-"""Tells of a value whether it is changed; NULL counts as false."""
+"""Returns whether a value changes; NULL counts as false."""
 
 _MAX_DIGITS = 38
 _SHOWN = 80
@@ -26,14 +26,14 @@ _BITS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerT
 
 
 def exact(value: Column, narrowed: Column, name: str, source: T.DataType, target: T.DataType) -> Column | None:
-    """Return a value as it is cast to another type, an error where that changes it; None if it never does.
+    """Return a cast value that raises an error where the cast changes it; None if it never does.
 
     Args:
         value: The value.
-        narrowed: The value with the other type.
-        name: How messages name its column.
-        source: The type that it has.
-        target: The type that it gets.
+        narrowed: The value cast to the other type.
+        name: Its column's name in messages.
+        source: The type before the cast.
+        target: The type after the cast.
     """
     is_changed = loss_test(source, target)
     if is_changed is None:
@@ -44,13 +44,13 @@ def exact(value: Column, narrowed: Column, name: str, source: T.DataType, target
 
 
 def exactly_typed(value: Column, name: str, source: T.DataType, target: T.DataType) -> Column:
-    """Return a value with another type, an error where that changes it or cannot be done, also where ANSI mode is off.
+    """Return a cast value that raises an error where the cast fails or changes it, also without ANSI mode.
 
     Args:
         value: The value.
-        name: How messages name its column.
-        source: The type that it has.
-        target: The type that it gets.
+        name: Its column's name in messages.
+        source: The type before the cast.
+        target: The type after the cast.
     """
     typed = value.try_cast(target)
     is_changed = typed.isNull()
@@ -58,7 +58,7 @@ def exactly_typed(value: Column, name: str, source: T.DataType, target: T.DataTy
     if test is not None:
         is_changed |= F.coalesce(test(value), F.lit(False))
     if {type(source), type(target)} == {T.TimestampType, T.TimestampNTZType}:
-        # When clocks are put back, two moments have one local time.
+        # When clocks are set back, two instants have the same local time.
         is_changed |= ~F.coalesce(typed.cast(source) == value, F.lit(False))
     told = f" is {source.simpleString().upper()}, which {target.simpleString().upper()} {LOSS}"
     message = F.concat(F.lit(f"{name}: "), F.left(value.cast("string"), F.lit(_SHOWN)), F.lit(told))
@@ -66,12 +66,12 @@ def exactly_typed(value: Column, name: str, source: T.DataType, target: T.DataTy
 
 
 def with_exact_values(resolved: ResolvedMerge, source: T.StructType, written: Iterable[str]) -> ResolvedMerge:
-    """Return the default clauses so that a value is refused that a cast to its column's type would change.
+    """Return the default clauses with an error for each value that the cast to its column's type would change.
 
     Args:
         resolved: The statement.
         source: The batch's schema.
-        written: The columns of the batch that are written.
+        written: The columns of the batch to write.
     """
     names = {name.lower() for name in written}
     given = {field.name.lower(): field for field in source.fields if field.name.lower() in names}
@@ -90,7 +90,7 @@ def with_exact_values(resolved: ResolvedMerge, source: T.StructType, written: It
             return narrowed
         target, value = resolved.types[place], values[field.name]
         if isinstance(target.dataType, T.StructType):
-            # Delta 4.0 makes of NULL a struct whose members are NULL.
+            # Delta 4.0 turns NULL into a struct whose members are NULL.
             narrowed = F.when(value.isNotNull(), narrowed)
         found = exact(value, narrowed, target.name, field.dataType, target.dataType)
         return narrowed if found is None else found
@@ -107,9 +107,10 @@ def _can_change(source: T.DataType, target: T.DataType) -> bool:
 
 
 def loss_test(source: T.DataType, target: T.DataType) -> Test | None:
-    """Return what tells whether a cast changes a value; None if it never does, or raises an error of its own.
+    """Return a test of whether a cast changes a value; None if it never does, or raises its own error.
 
-    FLOAT and DOUBLE are approximate: digits after the point that they do not hold are no change, whole numbers and infinity are.
+    FLOAT and DOUBLE are approximate: losing digits after the point is not a change, but losing digits of a whole
+    number, or turning a finite value into infinity, is.
     """
     match source, target:
         case T.StructType(), T.StructType():
@@ -161,18 +162,18 @@ def _items_test(test: Test | None, items: Callable[[Column], Column]) -> Test | 
 
 
 def _number_test(source: T.NumericType, target: T.NumericType) -> Test | None:
-    """Return the test of a number; overflow of integers and decimals raises an error."""
+    """Return the test of a number; overflow of integers and decimals raises an error by itself."""
 
     def comes_back_as_another(value: Column) -> Column:
         narrowed = value.try_cast(target)
-        # Where the cast raises an error of its own, it may.
+        # Where the cast raises its own error, let it.
         return narrowed.isNotNull() & ~F.coalesce(narrowed.try_cast(source) == value, F.lit(False))
 
     match source, target:
         case T.DoubleType(), T.FloatType():
             return lambda value: value.try_cast(target).isin(*_INFINITE) & ~value.isin(*_INFINITE)
         case ((T.FloatType() | T.DoubleType()), T.DecimalType()):
-            # NaN and infinity would be NULL.
+            # NaN and infinity would become NULL.
             return lambda value: F.isnan(value) | value.isin(*_INFINITE) | comes_back_as_another(value)
         case ((T.FloatType() | T.DoubleType()), T.IntegralType()):
             return comes_back_as_another
@@ -193,7 +194,7 @@ def _text_test(target: T.DataType) -> Test | None:
         case T.DecimalType():
             return lambda value: _is_rounded_text(value, target)
         case T.DateType():
-            # Its time of day would be left out.
+            # The time of day would be lost.
             return lambda value: value.try_cast("timestamp_ntz") != value.try_cast(target).cast("timestamp_ntz")
         case T.FloatType() | T.DoubleType():
             return lambda value: value.try_cast(target).isin(*_INFINITE) & ~F.lower(value).contains("inf")
@@ -203,7 +204,7 @@ def _text_test(target: T.DataType) -> Test | None:
 
 def _is_rounded_text(value: Column, target: T.DecimalType) -> Column:
     narrowed = value.try_cast(target)
-    # In the wider type no digit of a number with an exponent is lost either.
+    # The widest type also keeps all digits of a number with an exponent.
     wide = value.try_cast(T.DecimalType(_MAX_DIGITS, _MAX_DIGITS - target.precision + target.scale))
     fraction = F.length(F.regexp_extract(F.trim(value), "[.]([0-9]*?)0*$", 1))
     is_rounded = F.when(F.upper(value).contains("E"), wide != narrowed).otherwise(fraction > target.scale)

@@ -1,4 +1,4 @@
-"""Merge-on-read: marks changed rows in deletion vectors and appends their new versions."""
+"""Implements merge-on-read: marks changed rows in deletion vectors and appends their new versions."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def stage(job: MergeJob) -> Staged:
 
 
 def needs_old_rows(transaction: Transaction, *, has_change_feed: bool, skip_unchanged: bool) -> bool:
-    """Whether old rows have to be read whatever the clauses are, so that none can be written before they are found."""
+    """Whether the engine must read old rows whatever the clauses are, and so cannot write before it has found them."""
     return has_change_feed or transaction.row_tracking_columns is not None or skip_unchanged
 
 
 def _stage_independent(job: MergeJob) -> Staged:
-    """Write the new rows while the old ones are looked up: what is written is the same whether a row matches or not.
+    """Write the new rows while the old ones are looked up: they are the same whether a row matches or not.
 
-    Of the target only the key columns are read, and its sequence where order is kept. The written files are good for every
-    attempt to commit. What was written is thrown away where the target has several rows of one key, each of which is to
-    become a new row, and where one of its rows is newer than its change.
+    Only the key columns of the target are read, and its sequence if order is kept. The written files suit every attempt
+    to commit. They are discarded if several target rows have one key, since each would become a new row, or if a target
+    row is newer than its change.
     """
     spark = job.source.rows.sparkSession
     reusable = job.written
@@ -106,7 +106,7 @@ def _stage_independent(job: MergeJob) -> Staged:
 
 
 def _located(job: MergeJob) -> Located:
-    """Return the matches, and how they were found."""
+    """Return the matches and how they were found."""
     if not job.candidates:
         return Located([], is_one_to_one=True, num_idle=0, locator="scan")
     is_wanted = is_worthwhile(job) if job.locator is None else job.locator == "index"
@@ -130,7 +130,7 @@ def _independent_rows(job: MergeJob) -> DataFrame:
 
 
 def _stage_dependent(job: MergeJob) -> Staged:
-    """Compute the new rows from the join's result, which is kept until they are written."""
+    """Compute the new rows from the result of the join, which is kept until they are written."""
     spark = job.source.rows.sparkSession
     with persisted(_touched_rows(job), at_once=job.is_broadcast) as touched:
         found, new_rows = _matches_and_new_rows(job, touched)
@@ -154,14 +154,14 @@ def _stage_dependent(job: MergeJob) -> Staged:
                 staged.changes.new_files.append(new_files)
                 staged.counts |= written
                 staged.counts["num_target_rows_inserted"] = total - num_updated
-            # Any file with a match, or with a row that a NOT MATCHED BY SOURCE clause looks at, is one that Delta touches.
+            # Delta touches any file with a match, or with a row that a NOT MATCHED BY SOURCE clause looks at.
             is_touched = bool(found) or any(file.num_rows != 0 for file in job.candidates)
             staged.counts["num_source_rows"] = count_source_rows(job, has_touched_files=is_touched, is_rewrite=False)
     return staged
 
 
 def _matches_and_new_rows(job: MergeJob, touched: DataFrame) -> tuple[list[FileMatches], DataFrame]:
-    """Return the matches, and the rows to write, a frame that is planned while the matches are looked up."""
+    """Return the matches and a frame of the rows to write, which is planned while the matches are looked up."""
     spark = job.source.rows.sparkSession
     with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
         if not job.candidates:
@@ -205,13 +205,13 @@ def _touched_values(job: MergeJob) -> list[Column]:
 def _new_rows(
     job: MergeJob, touched: DataFrame, found: Sequence[FileMatches] | None = None, *, with_changes: bool = True
 ) -> DataFrame:
-    """Return the rows to write, those of the change feed with them.
+    """Return the rows to write, including those of the change feed.
 
     Args:
         job: The merge.
         touched: What `_touched_rows` returned.
-        found: The matches; None if they are not known yet, which the change feed's rows need.
-        with_changes: Whether the change feed's rows are wanted, if there is one.
+        found: The matches; None if not known yet. The change feed's rows need them.
+        with_changes: Whether to include the change feed's rows, if the table has one.
     """
     columns = output_columns(job)
     clauses = job.resolved.clauses
@@ -242,7 +242,7 @@ def _new_rows(
 
 
 def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
-    """Mark the changed rows of each file; a file with no row left is removed whole."""
+    """Mark the changed rows of each file; remove a file with no row left."""
     staged = Staged(counts=sum_by_clause(job, found))
     table = job.transaction.table
     writer = VectorWriter(job.vectors)
@@ -277,7 +277,7 @@ def _delete_changed(job: MergeJob, found: Sequence[FileMatches]) -> Staged:
 
 
 def _rows_without_statistics(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]:
-    """Return how many rows each changed file has whose statistics do not tell, deleted ones included."""
+    """Return the number of rows, deleted ones included, of each changed file whose statistics lack it."""
     unknown = [matches.file for matches in found if matches.num_changed_rows and matches.file.num_physical_rows is None]
     if not unknown:
         return {}
@@ -287,15 +287,15 @@ def _rows_without_statistics(job: MergeJob, found: Sequence[FileMatches]) -> dic
 
 
 def independent_rows(resolved_clauses: Sequence[ResolvedClause], *, keeps_order: bool) -> tuple[Column, Column] | None:
-    """Return whether what is written for a source row depends on a match, and whether it is written; None if it may always.
+    """Return whether a source row's output depends on a match, and whether it has any; None if all rows may depend.
 
-    Nothing depends on a match when the conditions look at the source alone, updates and inserts write the same values, and
-    a row that would be updated if it matches would be inserted if it does not.
+    Nothing depends on a match if the conditions use only the source, updates and inserts write the same values, and a
+    row that is updated if it matches is inserted if it does not.
 
     Args:
         resolved_clauses: The clauses.
-        keeps_order: Whether they are the default ones of a sink with a sequence. Their conditions then ask whether the row of the
-            target is newer, too, which it mostly is not.
+        keeps_order: Whether they are the default clauses of a sink with a sequence. Their conditions also ask whether
+            the target row is newer, which is rare.
     """
     updates = [c for c in resolved_clauses if c.clause.is_update]
     inserts = [c for c in resolved_clauses if c.clause.is_insert]

@@ -1,4 +1,4 @@
-"""Overwrite, for output mode Complete: replaces all files by the batch."""
+"""Implements overwrite, for output mode Complete: replaces all files with the batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stream_merge.table.files import DataFile
 
 
 def stage_overwrite(transaction: Transaction, batch: DataFrame, *, overwrite_schema: bool) -> Staged:
-    """Write the batch and remove all files, in Delta's own command, which enforces the table's schema.
+    """Write the batch and remove all files with Delta's own command, which enforces the table's schema.
 
     Args:
         transaction: The open transaction.
@@ -19,7 +19,7 @@ def stage_overwrite(transaction: Transaction, batch: DataFrame, *, overwrite_sch
         overwrite_schema: Whether the batch's schema replaces the table's.
 
     Raises:
-        SchemaMismatchError: The batch does not fit the table, and may not replace its schema.
+        SchemaMismatchError: The batch does not fit the table and may not replace its schema.
     """
     reached("writing")
     new_files = transaction.overwrite(batch, overwrite_schema=overwrite_schema)

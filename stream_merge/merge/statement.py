@@ -1,4 +1,4 @@
-"""Writes the MERGE statement of a sink as SQL text, with places for its expressions."""
+"""Writes a sink's MERGE statement as SQL text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _WHEN = {
 
 
 def effective_clauses(config: SinkConfig) -> tuple[Clause, ...]:
-    """Return the clauses of the sink: its own, or for a sink with keys alone the ones that keys, order and deletes mean.
+    """Return the sink's own clauses, or the default clauses that its keys, sequence and deletes imply.
 
-    An UPDATE without assignments and without condition does nothing and stands last of its kind, so it is left out,
-    as Delta's builder does.
+    An UPDATE without assignments and condition does nothing and is the last of its kind, so it is dropped, as Delta's
+    builder does.
     """
     if config.clauses:
         return tuple(
@@ -51,21 +51,21 @@ def checked_clauses(config: SinkConfig) -> tuple[Clause, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _And:
-    """A conjunction whose parts may be texts or Columns; rendered when the text is made."""
+    """A conjunction whose parts may be texts or Columns; `merge_sql` renders it."""
 
     parts: tuple[Expression | _OfSource | _Not, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _OfSource:
-    """A condition whose unqualified names are the source's, although the target may have the same."""
+    """A condition whose unqualified names belong to the source, even if the target has the same names."""
 
     condition: Expression
 
 
 @dataclass(frozen=True, slots=True)
 class _Not:
-    """The negation of a condition, where NULL counts as false."""
+    """The negation of a condition, in which NULL counts as false."""
 
     part: _OfSource
 
@@ -99,14 +99,14 @@ def _conjunction(parts: tuple[Expression | _OfSource | _Not, ...]) -> Expression
 
 
 def _not_older(config: SinkConfig) -> str | None:
-    """Return the condition that the change is at least as new as the target row, whose sequence may be unknown."""
+    """Return the condition that the change is at least as new as the target row, whose sequence may be NULL."""
     if not config.sequence_by:
         return None
     older = []
     equal: list[str] = []
     for name in config.sequence_columns:
         source, target = quote(config.source_alias, name), quote(config.target_alias, name)
-        # As inside a batch, a missing sequence is older than any.
+        # As within a batch, a NULL sequence is older than any value.
         is_older = f"coalesce({source} < {target}, {source} IS NULL AND {target} IS NOT NULL)"
         older.append(" AND ".join([*equal, is_older]))
         equal.append(f"{source} <=> {target}")
@@ -139,10 +139,10 @@ def merge_sql(
         config: The sink.
         clauses: Its effective clauses.
         target: The target as written in SQL.
-        untouched_column: A column of the target, in back quotes, that an UPDATE without assignments sets to itself.
-        to_sql: Gives an expression as SQL; raises this library's error when it is none.
-        to_source_sql: The same, with every unqualified name qualified as the source's.
-        to_name: Gives the SQL of a target column name as the user wrote it.
+        untouched_column: A column of the target, in backticks, that an UPDATE without assignments sets to itself.
+        to_sql: Returns an expression as SQL; raises this library's error if it is invalid.
+        to_source_sql: The same, with every unqualified name qualified with the source.
+        to_name: Returns the SQL of a target column name as the user wrote it.
     """
 
     def render(expression: Expression | _And | _OfSource | _Not) -> str:
@@ -152,7 +152,7 @@ def merge_sql(
             return f"({to_source_sql(expression.condition)})"
         if isinstance(expression, _Not):
             return f"NOT coalesce({render(expression.part)}, false)"
-        # On lines of its own, so that a comment at the end of the text does not swallow what follows.
+        # On separate lines, so that a trailing comment in the text does not swallow the parenthesis.
         return f"(\n{to_sql(expression)}\n)"
 
     evolution = "WITH SCHEMA EVOLUTION " if config.merge_schema else ""
@@ -161,7 +161,7 @@ def merge_sql(
         f"USING stream_merge_source AS {quote(config.source_alias)}",
         f"ON {render(merge_condition(config))}",
     ]
-    # SQL wants the clauses grouped by kind; between kinds their order means nothing.
+    # SQL requires clauses grouped by kind; the order between kinds has no meaning.
     for clause in sorted(clauses, key=lambda clause: list(When).index(clause.when)):
         condition = f" AND {render(clause.condition)}" if clause.condition is not None else ""
         assignments = {to_name(name): render(value) for name, value in clause.assignments.items()}

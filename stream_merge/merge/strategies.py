@@ -1,4 +1,4 @@
-"""The engine of each strategy."""
+"""Runs the engine of a strategy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stream_merge.plan import Strategy
 def run_engine(strategy: Strategy, job: MergeJob) -> Staged:
     """Carry out the merge up to the commit.
 
-    After this returns all new files exist and no reader can see them.
+    When it returns, all new files exist and no reader can see them.
     """
     match strategy:
         case Strategy.INSERT_ONLY:
@@ -20,4 +20,4 @@ def run_engine(strategy: Strategy, job: MergeJob) -> Staged:
         case Strategy.COPY_ON_WRITE:
             return copy_on_write.stage(job)
         case Strategy.OVERWRITE:
-            raise AssertionError("output mode Complete does not come here: there is nothing to match")
+            raise AssertionError("output mode Complete has nothing to match and does not use a MergeJob")

@@ -1,8 +1,8 @@
-"""Finds updates that would leave their row as it is.
+"""Finds updates that would not change their row.
 
-A row is unchanged when no reader could tell the new one from the old one. That is stricter than SQL's equality: -0.0 is
-another value than 0.0, and equal strings of a collation may differ in their bytes. NULL is NULL and NaN is NaN. What cannot
-be compared counts as changed: to write a row once too often does no harm, to leave a change out would.
+A row is unchanged if no reader could tell the new row from the old one. This is stricter than SQL's equality: -0.0
+differs from 0.0, and equal strings of a collation may differ in their bytes. NULL equals NULL, and NaN equals NaN.
+Values that cannot be compared count as changed: an unnecessary write does no harm, a lost change does.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _EXACT = (
     TimestampType,
     YearMonthIntervalType,
 )
-"""Types of which equal values are the same value."""
+"""Types whose equal values are identical."""
 
 
 def unchanged_rows(job: MergeJob) -> dict[int, Column] | None:
-    """Return for each UPDATE clause, by its number, whether it leaves a row as it is; None where updates are carried out anyway."""
+    """Return for each UPDATE clause, by number, whether it would not change the row; None without `skip_unchanged`."""
     if not job.skip_unchanged:
         return None
     return job.resolved.once("unchanged", lambda: _unchanged_rows(job))
@@ -74,8 +74,8 @@ def _unchanged_rows(job: MergeJob) -> dict[int, Column]:
 
 
 def is_same(new: Column, old: Column, column: StructField) -> Column:
-    """Return whether two values of a column are the same."""
-    # Without the casts NULL, the old value of a column that the merge adds, has no type.
+    """Return whether two values of a column are identical."""
+    # Without the casts, the NULL of a column that the merge adds has no type.
     new, old = new.cast(column.dataType), old.cast(column.dataType)
     declared = str((column.metadata or {}).get(CHAR_VARCHAR, ""))
     if declared.startswith("char("):
@@ -86,7 +86,7 @@ def is_same(new: Column, old: Column, column: StructField) -> Column:
 
 
 def _padded(value: Column, length: int) -> Column:
-    """Return a CHAR as readers see it, however it is stored. What is too long is left for the write to refuse."""
+    """Return a CHAR as readers see it, however it is stored. The write refuses values that are too long."""
     return F.when(F.length(value) < length, F.rpad(value, length, " ")).otherwise(value)
 
 
@@ -95,7 +95,7 @@ def _is_comparable(kind: DataType) -> bool:
 
 
 def _is_exact(kind: DataType) -> bool:
-    """Whether equality as Spark has it is enough. It knows none for maps."""
+    """Whether Spark's equality is enough; Spark has none for maps."""
     if isinstance(kind, StringType):
         return kind.isUTF8BinaryCollation()
     if isinstance(kind, StructType):
@@ -117,7 +117,7 @@ def _leaves(kind: DataType) -> Iterator[DataType]:
 
 
 def _comparable(value: Column, kind: DataType) -> Column:
-    """Return an expression that is equal where values of a comparable type are the same."""
+    """Return an expression that is equal for identical values of a comparable type."""
     if _is_exact(kind):
         return value
     if isinstance(kind, StructType):
@@ -126,10 +126,10 @@ def _comparable(value: Column, kind: DataType) -> Column:
     if isinstance(kind, ArrayType):
         return F.transform(value, lambda element: _comparable(element, kind.elementType))
     if isinstance(kind, MapType):
-        # A map is its entries in any order.
+        # The entries of a map have no order.
         entry = StructType([StructField("key", kind.keyType), StructField("value", kind.valueType)])
         return F.array_sort(F.transform(F.map_entries(value), lambda each: _comparable(each, entry)))
     if isinstance(kind, StringType):
         return value.cast("binary")
-    # Equality takes -0.0 for 0.0. The text, which is made of zeros alone, tells them apart.
+    # Equality treats -0.0 as 0.0; their texts differ.
     return F.struct(value, F.when(value == 0, value.cast("string")))

@@ -1,4 +1,4 @@
-"""Which rows of which files match: by a join with the candidate files (`scan`), or by the index of keys.
+"""Finds the matching rows of each file: by a join with the candidate files (`scan`), or by the key index.
 
-`pairs` has the matches of a small batch on the driver. A part of the room `merge`.
+`pairs` collects the matches of a small batch on the driver. Part of the room `merge`.
 """

@@ -1,7 +1,8 @@
 """Looks up the batch's keys in the index, and reads only files that the index has not seen.
 
-Where the order of changes counts, a row of the table may be newer than its change. The index has the newest sequence of each
-file: matches in files whose newest is no newer than the change are settled, and the other files are read.
+If the order of changes counts, a target row may be newer than its change. The index has the newest sequence of each
+file: matches in files whose newest sequence is not newer than the change are settled; other files with matches are
+read.
 """
 
 from __future__ import annotations
@@ -39,21 +40,22 @@ from stream_merge.steps import reached
 from stream_merge.table.files import DataFile, physical_name
 
 MIN_CANDIDATE_ROWS = 100_000
-"""Where fewer rows can match, reading them is as fast as two small jobs of the index."""
+"""With fewer rows that can match, reading them is as fast as the two small jobs of the index."""
 
 MIN_ORDERED_CANDIDATE_ROWS = 750_000
-"""The same where the order of changes counts, which takes the index a job more."""
+"""The same if the order of changes counts, for which the index needs one more job."""
 
 IDENTITY_BYTES = 16
 
 MAX_UNFAMILIAR_ROWS = 100_000
-"""Files of more rows that the batch before did not look into are read for this batch alone: the next one may look elsewhere."""
+"""If files that the last batch did not look into have more rows than this, they are scanned and not indexed, since the
+next batch may look elsewhere."""
 
 
 def is_indexable(job: MergeJob) -> bool:
-    """Whether the index can answer: all it takes of the target are columns that are equal, and where order counts, sequences.
+    """Whether the index can answer: the merge compares target columns by equality only, and sequences if order counts.
 
-    Equal values of these columns' types are the same values.
+    Equal values of these columns' types are identical.
     """
     pairs = job.resolved.key_pairs
     return (
@@ -67,15 +69,15 @@ def is_indexable(job: MergeJob) -> bool:
 
 
 def _can_tell_order(job: MergeJob) -> bool:
-    """Whether the order of changes counts, and the sequences of batch and target can be compared here."""
+    """Whether the order of changes counts, and the driver can compare the sequences of batch and target."""
     return job.keeps_order and job.source.num_rows <= MAX_SOURCE_ROWS and is_comparable(job)
 
 
 def is_worthwhile(job: MergeJob) -> bool:
-    """Whether the files that skipping leaves are much to read, and mostly those that the batch before left.
+    """Whether file skipping leaves much to read, and mostly files that it left for the last batch too.
 
-    Batches with recent keys ask for the same few files again and again, whatever the size of the table; so do batches
-    with random keys, for all of them.
+    Batches with recent keys ask for the same few files again and again, whatever the size of the table; batches with
+    random keys ask for all files.
     """
     _reset(job)
     candidates = {file.path: file for file in job.candidates}
@@ -87,28 +89,28 @@ def is_worthwhile(job: MergeJob) -> bool:
 
 
 def _num_rows(files: Sequence[DataFile]) -> int:
-    # Where a file does not say how many rows it has, there may be too many.
+    # A file without statistics may have too many rows.
     return sum(MAX_ROWS + 1 if file.num_physical_rows is None else file.num_physical_rows for file in files)
 
 
 def _reset(job: MergeJob) -> None:
     schema = job.transaction.schema
     columns = [*(pair.target for pair in job.resolved.key_pairs), *job.order_by]
-    # By their names in the files: a column may get the name that another one had.
+    # By physical names: a column may get the name of an earlier one.
     names = tuple(physical_name(schema, column) for column in columns)
     job.index.reset((job.transaction.table_id, job.resolved.key_pairs, job.order_by, names))
 
 
 def find_matches_by_index(job: MergeJob) -> Located | None:
-    """Do what `find_pairs` does, by the index.
+    """Find the matches by the index, with the same result as `find_pairs`.
 
     Returns:
-        None when a target row matches several times, where it takes a join to tell the keys, when files can't be told apart, or
-        when the indexes of other sinks leave no room.
+        None if a target row matches several times, since only a join can name the keys; if two files share a checksum;
+        or if the indexes of other sinks leave no room.
     """
     index = job.index
     _reset(job)
-    # Others may be known: they hold no row that can match, or no longer belong to the table.
+    # The index may know other files: they hold no row that can match, or have left the table.
     files = {file.path: file for file in job.candidates}
     unknown = [file for path, file in files.items() if not index.has(path)]
     index.make_room(_num_rows(unknown), files.keys())
@@ -135,7 +137,7 @@ def find_matches_by_index(job: MergeJob) -> Located | None:
 def _unsettled(
     job: MergeJob, batch: Any, probes: NDArray[np.int64], pairs: Pairs, files: Mapping[int, DataFile]
 ) -> list[int]:
-    """Return the numbers of the files in which a row that matches may be newer than its change."""
+    """Return the numbers of the files in which a matching row may be newer than its change."""
     if not job.order_by:
         return []
     places = [place_of(sequence) for sequence in batch["sequence"].to_pylist()]
@@ -150,9 +152,9 @@ def _unsettled(
 
 
 def _identity(frame: DataFrame, names: Sequence[str], type_names: Sequence[str]) -> Column:
-    """Return what a key is known by: a single number is its own identity, all else is known by 128 bits of its SHA-256.
+    """Return the identity of a key: the number itself for a single numeric key, else 128 bits of a SHA-256.
 
-    Keys are anybody's data, and of a hash that is none of cryptography two keys that collide are found in no time.
+    Anybody may choose the keys, and collisions of a non-cryptographic hash are easy to find.
     """
     values = [
         _number(frame[quote(name)], type_name) if type_name != "string" else frame[quote(name)]
@@ -160,7 +162,7 @@ def _identity(frame: DataFrame, names: Sequence[str], type_names: Sequence[str])
     ]
     if len(values) == 1 and type_names[0] != "string":
         return values[0].alias("identity")
-    # Lengths and separators, so that no two keys have one text.
+    # Lengths and separators keep the texts of different keys different.
     parts = [
         F.concat(F.length(value).cast("string"), F.lit(":"), value)
         if type_name == "string"
@@ -192,7 +194,7 @@ def _halves(identities: Any) -> tuple[Any, Any]:
 
 
 def _bytes_of(chunk: Any) -> bytes:
-    """Return the values of an Arrow array of binary values, one after the other."""
+    """Return the concatenated values of an Arrow array of binary values."""
     if not len(chunk):
         return b""
     values = chunk.cast(pa.large_binary())
@@ -251,7 +253,7 @@ def _hashes_of_batch(job: MergeJob) -> Any:
 
 
 def _action(job: MergeJob) -> Column:
-    """Return the number of the clause that applies to a match; where the order of changes counts, if the change is not older."""
+    """Return the number of the clause that applies to a match; with a sequence, if the change is not older."""
     matched = job.clauses(When.MATCHED)
     if not job.order_by:
         return first_applying(matched)

@@ -1,4 +1,4 @@
-"""Makes sequences comparable on the driver, as Spark compares them, for the key index."""
+"""Compares sequences on the driver as Spark compares them, for the key index."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def is_comparable(job: MergeJob) -> bool:
         for fields in (job.source.rows.schema, job.resolved.types)
     )
     names = [name.lower() for name in job.order_by]
-    # Values of two types Spark compares in a third one.
+    # Spark compares values of two types in a third one.
     is_same = all(name in kept and given[name].simpleString() == kept[name].simpleString() for name in names)
     return is_same and all(is_comparable_type(kept[name]) for name in names)
 
 
 def sequence_of(job: MergeJob, frame: DataFrame) -> Column:
-    """Return the sequence of a row of batch or target, for `place_of` once it is on the driver."""
+    """Return the sequence of a row of batch or target, in the form that `place_of` takes on the driver."""
     types = {field.name.lower(): field.dataType for field in job.resolved.types}
     return F.struct(
         *[sent(frame[quote(name)], types[name.lower()]).alias(f"s{i}") for i, name in enumerate(job.order_by)]
@@ -33,7 +33,7 @@ def sequence_of(job: MergeJob, frame: DataFrame) -> Column:
 
 
 def place_of(sequence: Any) -> tuple[Any, ...]:
-    """Return what a sequence that came from Spark is ordered by; what is missing comes before all else."""
+    """Return a sort key for a sequence that came from Spark; NULL sorts first."""
     if sequence is None:
         return (0,)
     if isinstance(sequence, dict):
@@ -51,12 +51,12 @@ def is_comparable_type(kind: T.DataType) -> bool:
         case T.IntegralType() | T.DecimalType() | T.BooleanType() | T.TimestampType() | T.DateType():
             return True
         case _:
-            # Among them FLOAT and DOUBLE, whose NaN is ordered otherwise in Python.
+            # FLOAT and DOUBLE too: Python orders NaN differently.
             return False
 
 
 def sent(value: Column, kind: T.DataType) -> Column:
-    """Return a value in a type that Python has all values of."""
+    """Return a value in a type whose values Python can all represent."""
     match kind:
         case T.StructType():
             parts = [sent(value.getField(f.name), f.dataType).alias(f"p{i}") for i, f in enumerate(kind.fields)]

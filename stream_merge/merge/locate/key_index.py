@@ -1,9 +1,10 @@
-"""The key index: a cache on the driver that knows the file and position of each key.
+"""Caches the file and position of each key in the driver's memory: the key index.
 
-Keys are kept as 128 bits with file and position, 24 bytes a row, sorted, in a few segments like a log-structured merge tree's;
-of a file, where the order of changes counts, the newest sequence. Rows that a deletion vector marks stay in until their file goes:
-whoever looks up subtracts the vector. The bits are the key itself where it is one number, else of a cryptographic hash, so that
-nobody can make two keys that are taken for one; among a billion keys the chance of it is below 10^-20.
+An entry has 128 bits for the key, its file and its position: 24 bytes a row, sorted, in a few segments like those of a
+log-structured merge tree. If order counts, the index also keeps the newest sequence of each file. Rows that a deletion
+vector marks stay until their file goes; the caller subtracts the vector. The bits are the key itself if it is one
+number, else a cryptographic hash, so that nobody can construct two keys with the same bits; among a billion keys the
+chance of a collision is below 10^-20.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_ROWS = 5_000_000
-"""Rows of the files that a batch may match, deleted ones included, beyond which no index is kept (120 MB)."""
+"""No index is kept if the files that a batch may match have more rows than this, deleted ones included (120 MB)."""
 
 MAX_ROWS_OF_ALL = 20_000_000
-"""Rows in the indexes of all sinks of a process beyond which the one that wants more keeps none (480 MB)."""
+"""Limits the rows in the indexes of all sinks of a process; a sink that would exceed it keeps no index (480 MB)."""
 
 MAX_SEGMENTS = 12
 
@@ -30,7 +31,7 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Entries in the order of `high`.
+    """Entries sorted by `high`.
 
     Attributes:
         high: First half of each hash.
@@ -59,7 +60,7 @@ class KeyIndex:
     """The keys of some files of one table.
 
     Attributes:
-        fingerprint: What the hashes are made of: the table and the key columns.
+        fingerprint: What the hashes are made from: the table and the key columns.
     """
 
     fingerprint: tuple[object, ...] = ()
@@ -74,7 +75,7 @@ class KeyIndex:
             _indexes.add(self)
 
     def reset(self, fingerprint: tuple[object, ...]) -> None:
-        """Forget everything if the hashes would be made of something else."""
+        """Forget everything if the fingerprint differs."""
         if fingerprint != self.fingerprint:
             self.fingerprint = fingerprint
             self.clear()
@@ -87,7 +88,7 @@ class KeyIndex:
         self._segments.clear()
 
     def note_asked(self, paths: Collection[str]) -> set[str]:
-        """Note which files a batch may match, and return those that are not known and that the batch before did not ask for."""
+        """Note the files that a batch may match; return those neither indexed nor asked for by the last batch."""
         asked = frozenset(paths)
         unfamiliar = {path for path in asked - self._asked if path not in self._numbers}
         self._asked = asked
@@ -97,7 +98,7 @@ class KeyIndex:
         return sum(len(segment) for segment in self._segments)
 
     def has(self, path: str) -> bool:
-        """Whether the keys of a file are known."""
+        """Whether the index has the keys of a file."""
         return path in self._numbers
 
     def paths(self) -> Mapping[int, str]:
@@ -105,23 +106,23 @@ class KeyIndex:
         return {number: path for path, number in self._numbers.items()}
 
     def newest(self, path: str) -> Any:
-        """Return the newest sequence that came with a file's keys; None if none did."""
+        """Return the newest sequence added with a file's keys; None if there was none."""
         return self._newest.get(path)
 
     def retain(self, paths: Collection[str]) -> None:
-        """Forget all other files; their entries go when segments are merged."""
+        """Forget all other files; their entries are dropped when segments are merged."""
         for path in [path for path in self._numbers if path not in paths]:
             del self._numbers[path]
             self._newest.pop(path, None)
 
     def make_room(self, num_rows: int, paths: Collection[str]) -> None:
-        """Forget all files but these, and their entries, if so many rows more would be too many."""
+        """Forget all files but these, with their entries, if `num_rows` more rows would be too many."""
         if len(self) + num_rows > MAX_ROWS:
             self.retain(paths)
             self._merge_from(0)
 
     def has_room(self, num_rows: int) -> bool:
-        """Whether the indexes of all sinks leave room for so many rows more in this one."""
+        """Whether the indexes of all sinks together leave room for `num_rows` more rows."""
         with _lock:
             indexes = list(_indexes)
         return sum(map(len, indexes)) + num_rows <= MAX_ROWS_OF_ALL
@@ -138,12 +139,13 @@ class KeyIndex:
         """Add the keys of files.
 
         Args:
-            path_numbers: The files: a number of the caller's to the path. Files without an entry are known from now on, too.
+            path_numbers: Path of each file, by a number of the caller's. Files without entries count as indexed from
+                now on, too.
             files: The caller's number of each entry's file.
             rows: Position of each entry.
             high: First half of each hash.
             low: Second half.
-            newest: The newest sequence in each file, by the caller's number, where the order of changes counts.
+            newest: The newest sequence in each file, by the caller's number, if the order of changes counts.
         """
         own = {}
         for number, path in path_numbers.items():
@@ -185,18 +187,18 @@ class KeyIndex:
         ]
 
     def look_up(self, high: Hashes, low: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.uint32]]:
-        """Return the entries that have one of some hashes.
+        """Return the entries with one of these hashes.
 
         Returns:
-            For each entry found: the position of the hash among those given, the number of the file, the row in the file.
-            Entries of forgotten files are among them; their numbers are not in `paths`.
+            For each entry: the position of its hash among those given, the number of its file, its row in the file. It
+            includes entries of forgotten files, whose numbers are not in `paths`.
         """
         probes, files, rows = [], [], []
         for segment in self._segments:
             first = np.searchsorted(segment.high, high, side="left")
             counts = np.searchsorted(segment.high, high, side="right") - first
             probe = np.repeat(np.arange(len(high)), counts)
-            # Entry numbers: each run counts on from where its hash begins.
+            # Entry numbers: each run counts up from the first entry of its hash.
             offsets = np.arange(len(probe)) - np.repeat(np.cumsum(counts) - counts, counts)
             entry = np.repeat(first, counts) + offsets
             is_same = segment.low[entry] == low[probe]
@@ -210,4 +212,4 @@ class KeyIndex:
 
 _lock = Lock()
 _indexes: WeakSet[KeyIndex] = WeakSet()
-"""Those of all sinks of the process."""
+"""The indexes of all sinks of the process."""

@@ -22,20 +22,20 @@ from stream_merge.steps import reached
 from stream_merge.table.files import DataFile
 
 MAX_SOURCE_ROWS = 250_000
-"""Up to so many source rows their pairs are collected: with a few dead versions of each row some 20 MB."""
+"""Pairs are collected for at most this many source rows: about 20 MB with a few dead versions of each row."""
 
 Integers: TypeAlias = "NDArray[np.int64]"
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """One entry for each pair.
+    """Pairs of a target row and a source row, as one array for each attribute.
 
     Attributes:
         files: Number of the target row's file.
-        rows: Position of the target row in it.
+        rows: Position of the target row in the file.
         sources: Number of the source row.
-        actions: Number of the clause that applies; a negative number where none does.
+        actions: Number of the clause that applies; negative if none does.
     """
 
     files: Integers
@@ -49,7 +49,7 @@ class Located:
     """The matches of a batch.
 
     Attributes:
-        found: What there is in each file that changes.
+        found: The matches in each file that changes.
         is_one_to_one: Whether no source row matches several target rows.
         num_idle: Matches to which no clause applies.
         locator: How they were found.
@@ -62,43 +62,44 @@ class Located:
 
 
 def checksum_column() -> Column:
-    """Return a number of a row's file for `by_checksum`: in place of its name, which is long."""
+    """Return a checksum of the name of a row's file, which is shorter than the name; see `by_checksum`."""
     return F.crc32(F.col(FILE)).alias("file")
 
 
 def by_checksum(job: MergeJob, files: Sequence[DataFile]) -> dict[int, DataFile] | None:
-    """Return files by what `checksum_column` gives for their rows; None if two files share one."""
+    """Return files by the value of `checksum_column` for their rows; None if two files share one."""
     root = job.transaction.table.root.rstrip("/")
-    # The log of a shallow clone names the files of its source by whole URIs.
+    # The log of a shallow clone names the files of its source by absolute URIs.
     uris = [file.path if ":/" in file.path else f"{root}/{file.path}" for file in files]
     named = {zlib.crc32(uri.encode()): file for uri, file in zip(uris, files, strict=True)}
     return named if len(named) == len(files) else None
 
 
 def find_pairs(job: MergeJob) -> Located | None:
-    """Find the matches by a join of the candidate files with the batch.
+    """Find the matches by joining the candidate files with the batch.
 
     Args:
-        job: The merge; it has MATCHED clauses only, besides inserts.
+        job: The merge; its clauses are MATCHED clauses and inserts only.
 
     Returns:
-        None when a target row matches several times, where it takes a join to tell the keys, or when files can't be told apart.
+        None if a target row matches several times, since only a join can name the keys, or if two files share a
+        checksum.
     """
     joined = pairs_in(job, job.candidates)
     return None if joined is None else matches_of(job, *joined, "scan")
 
 
 def pairs_in(job: MergeJob, candidates: Sequence[DataFile]) -> tuple[Pairs, Mapping[int, DataFile]] | None:
-    """Join some files with the batch, rows that are deleted already among them, which `matches_of` leaves out.
+    """Join some files with the batch, including deleted rows, which `matches_of` drops.
 
-    To read a file without its deletion vector takes half the time, and the vector is needed there anyway.
+    Reading a file without its deletion vector takes half the time, and `matches_of` needs the vector anyway.
 
     Args:
-        job: The merge; it has MATCHED clauses only, besides inserts.
+        job: The merge; its clauses are MATCHED clauses and inserts only.
         candidates: The files.
 
     Returns:
-        The pairs, and the files by their numbers in these; None when files can't be told apart.
+        The pairs, and the files by number; None if two files share a checksum.
     """
     files = by_checksum(job, candidates)
     if files is None:
@@ -119,7 +120,7 @@ def pairs_in(job: MergeJob, candidates: Sequence[DataFile]) -> tuple[Pairs, Mapp
 def joined_pairs(
     one: tuple[Pairs, Mapping[int, DataFile]], other: tuple[Pairs, Mapping[int, DataFile]]
 ) -> tuple[Pairs, dict[int, DataFile]]:
-    """Return two results of `pairs_in`, or of the index, as one; pairs of files that are not named go."""
+    """Return two results of `pairs_in` or of the index as one, without pairs whose file is not in its mapping."""
     parts = []
     named: dict[int, DataFile] = {}
     for pairs, files in (one, other):
@@ -136,16 +137,16 @@ def _with_action(rows: DataFrame) -> DataFrame:
 
 
 def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locator: str) -> Located | None:
-    """Return what pairs mean for the files, without those of rows that are deleted already.
+    """Group pairs by file, without pairs of rows that are already deleted.
 
     Args:
         job: The merge.
-        pairs: The pairs. Those of files without an entry in `files` do not count.
+        pairs: The pairs; those whose file is not in `files` do not count.
         files: The files by number.
         locator: How the pairs were found.
 
     Returns:
-        None when a target row matches several times.
+        None if a target row matches several times.
     """
     found = []
     live_sources = []
@@ -176,7 +177,7 @@ def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locat
 def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches:
     by_clause = {n: BitMap64(rows[actions == n].astype(np.uint64)) for n, _ in job.clauses(When.MATCHED)}
     changed = BitMap64().union(*by_clause.values())
-    # Counted over all matches, whether a clause applies or not, as the cardinality check wants it.
+    # The cardinality check counts all matches, whether a clause applies or not.
     return FileMatches(
         file=file,
         num_matches=len(rows),

@@ -1,8 +1,7 @@
 """Finds the matching rows of the candidate files by one join with the batch, executed once.
 
-The target is always the streamed side and the batch the broadcast one. Delta's MERGE needs an outer join that keeps the
-source's unmatched rows, and so shuffles the table; here they are found afterwards as the batch's rows whose number is not
-among the matched ones, a join of two small frames.
+The target is always the streamed side and the batch the broadcast side. Delta's MERGE needs an outer join that keeps
+unmatched source rows, and so shuffles the table; here they are found afterwards by an anti join of two small frames.
 """
 
 from __future__ import annotations
@@ -29,23 +28,25 @@ from stream_merge.table.deletion_vectors import deserialize
 from stream_merge.table.files import DataFile
 
 HASHED_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp")
-"""Types whose equal values have equal hashes, whatever their representation; not floats (-0.0), not collated strings."""
+"""Types whose equal values have equal hashes, whatever their representation; not floats (-0.0), not collated
+strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileMatches:
-    """What the join found in one file.
+    """The matches in one file.
 
     Attributes:
         file: The file.
         num_matches: Pairs of a target row and a source row.
         num_matched_rows: Distinct target rows among them.
         num_changed_rows: Distinct target rows that a clause applies to.
-        changed_rows: Their positions; None where positions are not known.
-        num_by_clause: Rows (pairs, where a row matches several times) by number of the clause.
-        num_unchanged_rows: Rows that an update applies to and would not change; they are in none of the numbers of changed rows.
-        sources: Numbers of the source rows that match; None where they were not asked for.
-        completed: Numbers of those that take a value from the target which their change did not send; None where none lacks any.
+        changed_rows: Their positions; None if not collected.
+        num_by_clause: Rows by number of the clause; pairs if a row matches several times.
+        num_unchanged_rows: Rows that an update applies to but would not change; they do not count as changed.
+        sources: Numbers of the source rows that match; None if not collected.
+        completed: Numbers of the source rows that take a value from the target which their change did not send; None if
+            no source row lacks a value.
     """
 
     file: DataFile
@@ -62,15 +63,15 @@ class FileMatches:
 def joined_rows(
     job: MergeJob, target: DataFrame, columns: Sequence[str | Column] = ("*",), *, keep_unmatched: bool = False
 ) -> DataFrame:
-    """Join target rows with the batch and number the clause that applies to each pair in `ACTION`.
+    """Join target rows with the batch, and number the clause that applies to each pair in `ACTION`.
 
-    Target rows without a match are kept only where asked for, or where NOT MATCHED BY SOURCE clauses need them.
+    Target rows without a match are kept only on request, or if NOT MATCHED BY SOURCE clauses need them.
 
     Args:
         job: The merge.
         target: The target rows.
-        columns: What is kept of a pair, before `ACTION`.
-        keep_unmatched: Whether target rows without a match are kept.
+        columns: The columns of a pair to keep, before `ACTION`.
+        keep_unmatched: Whether to keep target rows without a match.
     """
     by_source = job.clauses(When.NOT_MATCHED_BY_SOURCE)
     is_outer = keep_unmatched or bool(by_source)
@@ -93,8 +94,8 @@ def joined_rows(
 def _is_decided(matched: Sequence[tuple[int, ResolvedClause]]) -> Column:
     """Return whether some clause's condition is true, or all are false.
 
-    To Delta's MERGE a match of which this is not known, for NULLs, is none where all clauses are of matches: several of them
-    are not ambiguous, as several matches are of which no clause takes one.
+    If all clauses are MATCHED ones, Delta's MERGE ignores a match whose conditions are undecided because of NULLs:
+    several such matches are not ambiguous, just as several matches that no clause takes are not.
     """
     conditions = [clause.condition for _, clause in matched if clause.condition is not None]
     return reduce(Column.__or__, conditions).isNotNull() if len(conditions) == len(matched) else F.lit(True)
@@ -103,9 +104,9 @@ def _is_decided(matched: Sequence[tuple[int, ResolvedClause]]) -> Column:
 def join_condition(job: MergeJob, target: DataFrame, source: DataFrame) -> Column:
     """Return the merge condition in the form that Spark joins fastest.
 
-    Spark looks a string up by building and comparing a row for each of the table's rows, and a long by comparing longs. So
-    the hash of the keys becomes the join key. The condition itself decides among the few rows of equal hash; inside
-    `coalesce` Spark does not take its equalities for join keys.
+    To look up a string, Spark builds and compares a row for each row of the table; to look up a long, it compares
+    longs. So the hash of the keys becomes the join key, and the condition decides among the few rows with equal hashes.
+    `coalesce` hides the condition's equalities, which Spark would otherwise use as join keys.
     """
     pairs = job.resolved.key_pairs
     is_hashable = all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
@@ -122,13 +123,13 @@ def join_condition(job: MergeJob, target: DataFrame, source: DataFrame) -> Colum
 def find_matches(
     job: MergeJob, rows: DataFrame, *, with_positions: bool, with_sources: bool = False
 ) -> list[FileMatches]:
-    """Run the join and return what it found in each file.
+    """Run the join and return the matches in each file.
 
     Args:
         job: The merge.
-        rows: Frame with `FILE`, `ROW`, `SOURCE_ID` (null without a match), `ACTION`, and what `completed_row` returns.
-        with_positions: Whether the bitmaps of changed rows are wanted. One bitmap for each touched file comes to the driver.
-        with_sources: Whether those of source rows are, too.
+        rows: Frame with `FILE`, `ROW`, `SOURCE_ID` (NULL without a match), `ACTION`, and what `completed_row` returns.
+        with_positions: Whether to collect a bitmap of changed rows for each touched file.
+        with_sources: Whether to collect bitmaps of source rows as well.
 
     Raises:
         AmbiguousMatchError: Several source rows match one target row.
@@ -179,14 +180,14 @@ def _collected(bitmap_column: Column, *, with_positions: bool) -> Column:
 
 
 def _every_match_changes(job: MergeJob) -> bool:
-    """Whether the changed rows are the matched ones, so that one bitmap tells both."""
+    """Whether the changed rows are the matched ones, so that one bitmap serves both."""
     matched = job.clauses(When.MATCHED)
     ends_unconditional = bool(matched) and matched[-1][1].condition is None
     return ends_unconditional and not job.clauses(When.NOT_MATCHED_BY_SOURCE) and not job.skip_unchanged
 
 
 def _is_single_unconditional_delete(job: MergeJob) -> bool:
-    """Whether several matches can't be ambiguous: whichever is taken, the row goes (Delta's rule)."""
+    """Whether several matches cannot be ambiguous, since each of them deletes the row (Delta's rule)."""
     matched = job.clauses(When.MATCHED)
     return len(matched) == 1 and matched[0][1].clause.is_delete and matched[0][1].condition is None
 
@@ -212,14 +213,14 @@ def _example_columns(rows: DataFrame) -> list[str]:
 
 
 def key_columns(job: MergeJob, target: DataFrame) -> list[Column]:
-    """Return the target's columns that the merge condition names, under names for the error of a multiple match."""
+    """Return the target columns that the merge condition names, renamed for the error about multiple matches."""
     return [target[quote(name)].alias(f"_stream_merge_key_{name}") for name in job.resolved.condition_target_columns]
 
 
 def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]:
-    """Return Delta's row metrics of updates and deletes, and those of ours that the matches tell.
+    """Return Delta's row metrics of updates and deletes, and the library's own metrics that the matches give.
 
-    A row that several source rows delete is one deleted row. A row is unresolved if neither batch nor target has a value which
+    A row that several source rows delete counts once. A row is unresolved if neither batch nor target has a value that
     its change did not send.
     """
     counts = dict.fromkeys(
@@ -247,7 +248,7 @@ def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]
     completed = BitMap64().union(*[matches.completed for matches in found if matches.completed is not None])
     counts["num_unresolved_rows"] = job.source.num_unresolved - len(completed)
     counts["num_unchanged_rows"] = unchanged = sum(matches.num_unchanged_rows for matches in found)
-    # With default clauses and a sequence, a match that no clause takes is a change that is older than its row.
+    # With the default clauses and a sequence, a match that no clause takes is a change older than its row.
     applied = sum(matches.num_by_clause[number] for matches in found for number, _ in job.clauses(When.MATCHED))
     num_matches = sum(matches.num_matches for matches in found)
     counts["num_stale_rows"] = num_matches - applied - unchanged if job.keeps_order else 0
@@ -255,12 +256,12 @@ def sum_by_clause(job: MergeJob, found: Sequence[FileMatches]) -> dict[str, int]
 
 
 def has_unmatched_rows(job: MergeJob, rows: DataFrame, found: Sequence[FileMatches]) -> bool:
-    """Whether a source row matches nothing. To write the rows of such in vain would leave an empty file behind.
+    """Whether a source row matches nothing; writing no rows would leave an empty file behind.
 
     Args:
         job: The merge.
         rows: The kept rows that `find_matches` read.
-        found: What it found. Only if there is a match for each source row is it in doubt whether they are of them all.
+        found: What it found. With at least as many matches as source rows, only a join can tell.
     """
     if sum(matches.num_matches for matches in found) < job.source.num_rows:
         return True
@@ -270,8 +271,8 @@ def has_unmatched_rows(job: MergeJob, rows: DataFrame, found: Sequence[FileMatch
 def count_source_rows(job: MergeJob, *, has_touched_files: bool, is_rewrite: bool) -> int:
     """Return the number of source rows as Delta's MERGE reports it.
 
-    Where Delta's second join is a full outer one without anything to hash by, a nested loop evaluates the source twice, and
-    Delta reports each of its rows twice. Who compares the history of both sees the same number.
+    Where Delta's second join is a full outer join without equality, a nested loop evaluates the source twice, and Delta
+    reports each source row twice. The result follows Delta, so that the histories agree.
     """
     has_inserts, by_source = bool(job.clauses(When.NOT_MATCHED)), bool(job.clauses(When.NOT_MATCHED_BY_SOURCE))
     is_full_outer = (has_inserts or by_source) if is_rewrite else (has_inserts and by_source)
