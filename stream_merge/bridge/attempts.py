@@ -1,4 +1,4 @@
-"""Expressions that can fail on the data, evaluated so that a failure is a value and not the end of the job."""
+"""Evaluates expressions that can fail on the data, so that a failure is a value and does not end the job."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class SourceValue:
     Attributes:
         column: The target column that takes it; None for a part of a condition.
         type_name: Its type, as in SQL.
-        value: The value, resolved.
-        sources: The source columns it is made of.
-        taken_when: When a source row's value is taken, in terms of the source; None when that depends on the target, or always.
-        can_fail: Whether there is more to it than taking a column as it is.
+        value: The resolved value.
+        sources: The source columns that it uses.
+        taken_when: Condition on the source under which the value is taken; None if it is always taken, or if the target
+            decides.
+        can_fail: Whether it is more than a plain column.
     """
 
     column: str | None
@@ -36,12 +37,12 @@ class SourceValue:
 
 
 def attempted(spark: SparkSession, value: Column) -> Column:
-    """Return the value of an expression, NULL where its evaluation raises an error."""
+    """Return the value of an expression, or NULL if its evaluation raises an error."""
     jvm: Any = spark._jvm
     from pyspark.sql.classic.column import Column as ClassicColumn
 
-    # Spark computes what several expressions have in common beforehand, outside of TryEval, unless it stands under a
-    # condition. This one is always true, and the optimizer cannot tell.
+    # Spark evaluates common subexpressions in advance, outside of TryEval, unless they are under a condition. This
+    # condition is always true, but the optimizer cannot tell.
     guarded: Any = F.when(F.spark_partition_id() >= 0, value)
     utils = java_class(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     try_eval = java_class(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
@@ -49,22 +50,22 @@ def attempted(spark: SparkSession, value: Column) -> Column:
 
 
 def fails(spark: SparkSession, value: Column) -> Column:
-    """Return whether the evaluation of an expression raises an error, which NULL is not."""
-    # A struct is never NULL, so NULL tells that its field could not be computed.
+    """Return whether the evaluation of an expression raises an error; NULL is not an error."""
+    # A struct is never NULL, so NULL means that its field could not be computed.
     return attempted(spark, F.struct(value.alias("value"))).isNull()
 
 
 def source_values(resolved: ResolvedMerge) -> tuple[SourceValue, ...]:
-    """Return what a merge computes from a source row alone: new values, conditions of clauses, sides of the merge condition.
+    """Return the values that a merge computes from a source row alone: new values, clause conditions, join keys.
 
-    What is made of columns of both sides is not among them.
+    Values that use columns of both sides are not included.
     """
     source_output = resolved._command.source().outputSet()
     return tuple(_described(resolved, source_output))
 
 
 def columns_in(frame: DataFrame, expression: Column) -> frozenset[str]:
-    """Return the names, in lower case, of the frame's columns that an expression refers to, by themselves or by their fields."""
+    """Return the lower-case names of the frame's columns that an expression refers to, directly or by their fields."""
     plan: Any = frame.select(expression)._jdf.queryExecution().analyzed()
     references = (items(part.references().toSeq()) for part in items(plan.expressions()))
     return frozenset(str(attribute.name()).lower() for attributes in references for attribute in attributes)
@@ -89,7 +90,7 @@ def _described(resolved: ResolvedMerge, source_output: Any) -> Iterator[SourceVa
     utils = java_class(resolved._jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     command = resolved._command
     for conjunct in items(command.splitConjunctivePredicates(command.condition())):
-        # A join computes the sides of an equality for every row; other conditions may never come to be evaluated.
+        # A join computes the sides of an equality for every row; other conditions may never be evaluated.
         is_equality = str(conjunct.getClass().getSimpleName()) in ("EqualTo", "EqualNullSafe")
         for part in (conjunct, *(items(conjunct.children()) if is_equality else ())):
             yield from described(part, None, None)
@@ -103,7 +104,7 @@ def _described(resolved: ResolvedMerge, source_output: Any) -> Iterator[SourceVa
 
 
 def _taken(clauses: Sequence[ResolvedClause]) -> Iterator[tuple[ResolvedClause, Column | None]]:
-    """Return for each clause over source rows when it may apply, as far as the source alone tells."""
+    """Yield each clause over source rows with the condition under which it may apply, as far as the source tells."""
     before: dict[When, list[Column]] = {}
     for clause in clauses:
         when = clause.clause.when

@@ -1,7 +1,7 @@
-"""PySpark notes for each operation on a Column which line of code asked for it: a dozen calls to the JVM each.
+"""Keeps PySpark from recording the call site of each Column operation, which costs a dozen JVM calls.
 
-Of a sink's own expressions that is thousands of calls a batch, a quarter of the batch's time, and the lines would be those of
-this library, which say nothing to the reader of an error.
+For a sink's own expressions these would be thousands of calls a batch and a quarter of the batch's time, to record
+lines of this library that say nothing to the reader of an error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _thread = threading.local()
 
 @functools.cache
 def _let_threads_choose() -> None:
-    """Make PySpark ask the thread first; all others are answered as before.
+    """Make PySpark ask the thread first; the answer for other threads does not change.
 
-    Its own switch, `spark.python.sql.dataFrameDebugging.enabled`, is read once for the whole process, the user's code included.
+    PySpark reads its own switch, `spark.python.sql.dataFrameDebugging.enabled`, once for the whole process, including
+    the user's code.
     """
     original: Any = getattr(utils, "is_debugging_enabled", None)
     if original is None:
@@ -36,7 +37,7 @@ def _let_threads_choose() -> None:
 
 @contextmanager
 def without_call_sites() -> Iterator[None]:
-    """Keep PySpark from noting where this thread's Columns are made, for the block."""
+    """Keep PySpark from recording where this thread's Columns are made, for the block."""
     _let_threads_choose()
     before = getattr(_thread, "is_quiet", False)
     _thread.is_quiet = True

@@ -1,4 +1,4 @@
-"""Expressions: their text, the names in them, and the aggregate that Delta alone has."""
+"""Parses expressions: returns their SQL text, qualifies their names, and decides whether a MERGE is stable."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _STABLE_NODES = frozenset(
         "UpdateStarAction",
     }
 )
-"""Expressions, as the parser names them, that mean the same in every moment."""
+"""Expressions, as the parser names them, whose value does not depend on the time, the user or chance."""
 
 _STABLE_FUNCTIONS = frozenset(
     {
@@ -140,7 +140,7 @@ _STABLE_FUNCTIONS = frozenset(
         "xxhash64",
     }
 )
-"""Functions of Spark's own whose value depends on nothing but their arguments."""
+"""Spark's functions whose value depends only on their arguments."""
 
 _MOMENTS = ("DateType", "TimestampType", "TimestampNTZType", "TimeType")
 _WRITTEN_OUT = re.compile(r"\s*\w+\s*['\"]\s*[+-]?\d")
@@ -150,7 +150,7 @@ def expression_sql(spark: SparkSession, expression: Expression) -> str:
     """Return an expression as SQL text.
 
     Raises:
-        ClauseError: The text is no SQL expression.
+        ClauseError: The text is not an SQL expression.
     """
     jvm: Any = spark._jvm
     if isinstance(expression, str):
@@ -166,10 +166,10 @@ def expression_sql(spark: SparkSession, expression: Expression) -> str:
 
 
 def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> str:
-    """Return an expression as SQL text, its column names qualified with an alias where they are not.
+    """Return an expression as SQL text, with an alias before each unqualified column name.
 
     Raises:
-        ClauseError: The text is no SQL expression.
+        ClauseError: The text is not an SQL expression.
     """
     text = expression_sql(spark, expression)
     starts: list[int] = []
@@ -177,7 +177,7 @@ def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> st
     def visit(node: Any, bound: frozenset[str]) -> None:
         kind = str(node.getClass().getSimpleName())
         if kind in ("UnresolvedAttribute", "UnresolvedNamedLambdaVariable"):
-            # Inside a lambda function the parser takes every name for one of its arguments.
+            # Inside a lambda function, the parser treats every name as one of its arguments.
             first = str(node.nameParts().head()).lower()
             if first != alias.lower() and first not in bound:
                 starts.append(int(node.origin().startIndex().get()))
@@ -196,7 +196,7 @@ def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> st
 
 
 def column_name_parts(spark: SparkSession, name: str) -> list[str]:
-    """Split a column name as Spark does: at dots outside back quotes."""
+    """Split a column name as Spark does, at dots outside backticks."""
     attribute = java_class(spark._jvm, "org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute")
     try:
         return [str(part) for part in items(attribute.parseAttributeName(name))]
@@ -207,17 +207,17 @@ def column_name_parts(spark: SparkSession, name: str) -> list[str]:
 def is_stable(
     spark: SparkSession, statement: str, source: Relation, target: Relation, schema: Mapping[str, Any]
 ) -> bool:
-    """Whether the analysis of a MERGE is proved to give the same at every moment, so that it can be kept for other batches.
+    """Whether the analysis of a MERGE provably gives the same result at any time, so that it can be cached.
 
-    The parser and the analysis turn whatever asks for the time, the user or chance into literals, in more forms than any list
-    has. So this takes an allow-list: names must be those of columns, and all else an expression or a function that is known.
+    Parser and analyser turn whatever asks for the time, the user or chance into literals, in more forms than any list
+    has. So this is an allow-list: names must be column names, and everything else a known expression or function.
 
     Args:
         spark: The session that analyses.
         statement: The statement.
         source: The source's alias and columns.
         target: The target's alias and columns.
-        schema: The target's schema, whose columns may have defaults and be generated.
+        schema: The target's schema, whose columns may be generated or have defaults.
     """
     parser = spark._jsparkSession.sessionState().sqlParser()
     is_exact = str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
@@ -234,7 +234,7 @@ def is_stable(
         proof.covers(action, statement)
         for proof, actions in (
             (of_both, merge.matchedActions()),
-            # A name that only the target has is no column here.
+            # In an INSERT, a name that only the target has is not a column.
             (of_source, merge.notMatchedActions()),
             (of_target, merge.notMatchedBySourceActions()),
         )
@@ -248,7 +248,7 @@ Relation: TypeAlias = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """Which names an expression may use to be known as one that means the same at every moment."""
+    """The names that a stable expression may use."""
 
     names: frozenset[str]
     qualified: frozenset[tuple[str, str]]
@@ -262,7 +262,7 @@ class _Proof:
         return cls(frozenset(column for _, column in pairs), frozenset(pairs), is_exact)
 
     def covers(self, node: Any, text: str) -> bool:
-        """Whether the parsed node of the text is proved to mean the same at every moment."""
+        """Whether the parsed node of the text provably has the same value at any time."""
         children = items(node.children())
         match str(node.getClass().getSimpleName()):
             case "Literal":
@@ -276,7 +276,7 @@ class _Proof:
             case "Assignment":
                 children = iter([node.value()])
             case "Cast":
-                # Words such as 'now' are dates, too.
+                # Words such as 'now' are dates as well.
                 kind = str(node.child().getClass().getSimpleName())
                 if kind == "Literal" and _type_name(node) in _MOMENTS:
                     return False
@@ -286,7 +286,7 @@ class _Proof:
         return all(self.covers(child, text) for child in children)
 
     def _is_column(self, parts: Sequence[str]) -> bool:
-        """Whether a name is that of a column, and not of a function without parentheses or of a session's variable."""
+        """Whether a name is a column's, not that of a function without parentheses or a session variable."""
         known = parts if self.is_exact else [part.lower() for part in parts]
         return known[0] in self.names or (len(known) > 1 and (known[0], known[1]) in self.qualified)
 
@@ -303,7 +303,7 @@ def _is_stable_literal(node: Any, text: str) -> bool:
 
 
 def bitmap(spark: SparkSession, column: Column) -> Column:
-    """Return the aggregate of row positions into Delta's bitmap: struct<cardinality, bitmap>; nulls are left out."""
+    """Return the aggregate of row positions as Delta's bitmap: struct<cardinality, bitmap>; ignores NULL."""
     jvm: Any = spark._jvm
     from pyspark.sql.classic.column import Column as ClassicColumn
 

@@ -1,4 +1,4 @@
-"""Values across the border, in bulk where their number can grow, and the errors that come back."""
+"""Converts values between Python and the JVM, in bulk where their number can grow, and translates errors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from stream_merge.errors import (
 )
 
 JVM_ERRORS = (Py4JJavaError, PySparkException)
-"""What a failed call into the JVM raises, whether or not PySpark or delta-spark have translated it."""
+"""Raised by a failed call into the JVM, whether or not PySpark or delta-spark translates it."""
 
 _PIECE = 4096
-"""Bytes: with base64 around them less than the 8 KB that py4j sends at a time."""
+"""Bytes: base64-encoded, less than the 8 KB that py4j sends at a time."""
 
 CONFLICTS = (
     "ConcurrentAppendException",
@@ -38,9 +38,9 @@ CONFLICTS = (
     "MetadataChangedException",
     "ProtocolChangedException",
 )
-"""Delta's names of a commit that lost against another one."""
+"""Delta's names for a commit that lost against another."""
 
-# Delta's and Spark's conditions by what the user has to change. The first pattern that matches decides.
+# Delta's and Spark's conditions by what the user has to change; the first pattern that matches decides.
 _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
     (UnsupportedTableError, r"DELTA_UNSUPPORTED_FEATURES\w*|DELTA_INVALID_PROTOCOL_VERSION"),
     (
@@ -49,14 +49,15 @@ _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
         r"|DELTA_AGGREGATION_NOT_SUPPORTED|DELTA_CONFLICT_SET_COLUMN|DELTA_DUPLICATE_COLUMNS_ON_INSERT"
         r"|(DELTA_)?UNSUPPORTED_EXPR\w*|DELTA_NESTED_FIELD\w*|DELTA_UNSUPPORTED_NESTED_FIELD_IN_OPERATION"
         r"|DELTA_INVALID_COLUMN_NAMES\w*|INVALID_NON_DETERMINISTIC_EXPRESSIONS"
-        r"|GROUP_BY_AGGREGATE|DELTA_INVALID_MERGE_CLAUSE\w*|PARSE_SYNTAX_ERROR|DUPLICATE_ASSIGNMENTS|INVALID_WHERE_CONDITION"
-        r"|UNSUPPORTED_MERGE_CONDITION.*|UNSUPPORTED_SQL_UDF_USAGE",
+        r"|GROUP_BY_AGGREGATE|DELTA_INVALID_MERGE_CLAUSE\w*|PARSE_SYNTAX_ERROR|DUPLICATE_ASSIGNMENTS"
+        r"|INVALID_WHERE_CONDITION|UNSUPPORTED_MERGE_CONDITION.*|UNSUPPORTED_SQL_UDF_USAGE",
     ),
     (
         UnresolvedColumnError,
-        r"DELTA_MERGE_UNRESOLVED_EXPRESSION|UNRESOLVED_COLUMN.*|AMBIGUOUS_REFERENCE.*|FIELD_NOT_FOUND|MISSING_ATTRIBUTES.*"
-        r"|DELTA_MISSING_COLUMN|UNRESOLVED_FIELD.*|AMBIGUOUS_COLUMN_OR_FIELD|CANNOT_RESOLVE_STAR_EXPAND|UNRESOLVED_ROUTINE"
-        # Delta's builder leaves a subquery unresolved, so that its users know it as this kind of error.
+        r"DELTA_MERGE_UNRESOLVED_EXPRESSION|UNRESOLVED_COLUMN.*|AMBIGUOUS_REFERENCE.*|FIELD_NOT_FOUND"
+        r"|MISSING_ATTRIBUTES.*|DELTA_MISSING_COLUMN|UNRESOLVED_FIELD.*|AMBIGUOUS_COLUMN_OR_FIELD"
+        r"|CANNOT_RESOLVE_STAR_EXPAND|UNRESOLVED_ROUTINE"
+        # Delta's builder leaves a subquery unresolved, so its users know this kind of error.
         r"|DELTA_\w*SUBQUERY\w*|UNSUPPORTED_SUBQUERY_EXPRESSION_CATEGORY.*",
     ),
     (
@@ -70,12 +71,15 @@ _CONDITIONS: tuple[tuple[type[StreamMergeError], str], ...] = (
         r"|DELTA_UPDATE_SCHEMA_MISMATCH_EXPRESSION|DATATYPE_MISMATCH.*|CANNOT_UP_CAST_DATATYPE|DELTA_INVALID_SCHEMA\w*"
         r"|INCOMPATIBLE_DATA_FOR_TABLE.*|DELTA_CANNOT_UPDATE_\w+|DELTA_ADDING_COLUMN_WITH_INTERNAL_NAME\w*"
         r"|DELTA_UNSUPPORTED_DATA_TYPES|DELTA_CANNOT_CHANGE_DATA_TYPE|DELTA_UPDATE_NON_STRUCT\w*"
-        r"|DELTA_UNSUPPORTED_NESTED_FIELD_IN_UPDATE|DELTA_UNSUPPORTED_FIELD_UPDATE_NON_STRUCT|DELTA_DUPLICATE_COLUMNS_FOUND"
-        r"|COLUMN_ALREADY_EXISTS|DELTA_METADATA_MISMATCH|_LEGACY_ERROR_TEMP_DELTA_000[79]|DELTA_SCHEMA_\w+",
+        r"|DELTA_UNSUPPORTED_NESTED_FIELD_IN_UPDATE|DELTA_UNSUPPORTED_FIELD_UPDATE_NON_STRUCT"
+        r"|DELTA_DUPLICATE_COLUMNS_FOUND|COLUMN_ALREADY_EXISTS|DELTA_METADATA_MISMATCH"
+        r"|_LEGACY_ERROR_TEMP_DELTA_000[79]|DELTA_SCHEMA_\w+",
     ),
 )
 _WAYS_OUT = {
-    "UNSUPPORTED_SQL_UDF_USAGE": " (a MERGE cannot call SQL functions, Delta's own neither: compute the value in the source)"
+    "UNSUPPORTED_SQL_UDF_USAGE": (
+        " (a MERGE, Delta's own included, cannot call SQL functions: compute the value in the source)"
+    )
 }
 _LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _LOST = re.compile(rf"\[USER_RAISED_EXCEPTION\] (.*{re.escape(LOSS)})", re.DOTALL)
@@ -106,7 +110,7 @@ def items(scala_seq: Any) -> Iterator[Any]:
 
 
 def optional(scala_option: Any) -> Any:
-    """Return what a Scala Option holds, or None."""
+    """Return the content of a Scala Option, or None."""
     return scala_option.get() if scala_option.isDefined() else None
 
 
@@ -116,7 +120,7 @@ def option(jvm: Any, value: Any) -> Any:
 
 
 def java_class(jvm: Any, name: str) -> Any:
-    """Return a class by its full name. By attributes of `jvm`, each part of the name would be a call, every time."""
+    """Return a class by its full name. Attributes of `jvm` would cost a call for each part of the name, every time."""
     classes = _CLASSES.setdefault(jvm, {})
     if name not in classes:
         classes[name] = getattr(jvm, name)
@@ -124,7 +128,7 @@ def java_class(jvm: Any, name: str) -> Any:
 
 
 def scala_object(jvm: Any, name: str) -> Any:
-    """Return the singleton of a Scala object, for those without static methods."""
+    """Return the singleton of a Scala object that has no static methods."""
     return getattr(java_class(jvm, name + "$"), "MODULE$")
 
 
@@ -141,12 +145,12 @@ def to_python(jvm: Any, scala_value: Any) -> Any:
 
 
 def lines_to_python(jvm: Any, scala_lines: Any) -> list[str]:
-    """Return a Scala Seq of strings that hold no line feed."""
+    """Return a Scala Seq of strings without line feeds as a list."""
     written = _byte_stream(jvm)
     lines = java_class(jvm, "scala.jdk.javaapi.CollectionConverters").asJava(scala_lines)
     utf_8 = java_class(jvm, "java.nio.charset.StandardCharsets").UTF_8
     java_class(jvm, "org.apache.commons.io.IOUtils").writeLines(lines, "\n", written, utf_8)
-    # Not by splitlines(): statistics may hold U+2028 and the like.
+    # Not splitlines(): statistics may contain U+2028 and the like.
     return _all_bytes(written).decode().split("\n")[:-1]
 
 
@@ -155,17 +159,17 @@ def _byte_stream(jvm: Any) -> Any:
 
 
 def _all_bytes(written: Any) -> bytes:
-    """Return what was written, in pieces that py4j answers with one packet each.
+    """Return the written bytes, in pieces that py4j answers with one packet each.
 
-    Of a longer answer the operating system holds the second packet back until the first is acknowledged, and the
-    acknowledgement back for 40 ms (Nagle's algorithm, delayed acknowledgement).
+    Of a longer answer, the operating system delays the second packet until the first is acknowledged, and the
+    acknowledgement for 40 ms (Nagle's algorithm, delayed acknowledgement).
     """
     stream = written.toInputStream()
     return b"".join(iter(lambda: bytes(stream.readNBytes(_PIECE)), b""))
 
 
 def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:
-    """Return a Java list of Delta's actions of one class, AddFile or RemoveFile, in a number of calls that does not grow."""
+    """Return a Java list of Delta's AddFile or RemoveFile actions, in a constant number of calls."""
     if not values:
         return java_class(jvm, "java.util.ArrayList")()
     json_mapper = mapper(jvm)
@@ -175,12 +179,12 @@ def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:
 
 
 def load_class(jvm: Any, name: str) -> Any:
-    """Return a class by name, wherever Spark put the JAR."""
+    """Return a class by name, whichever class loader Spark put its JAR into."""
     return java_class(jvm, "org.apache.spark.util.Utils").classForName(name, True, False)
 
 
 def set_field(jvm_object: Any, name: str, value: Any) -> None:
-    """Set a field that Scala declares as an overridable val, which a subclass would set if Python could make one."""
+    """Set a field that Scala declares as an overridable val; Python cannot make a subclass that overrides it."""
     cls = jvm_object.getClass()
     while cls is not None:
         for declared in cls.getDeclaredFields():
@@ -193,10 +197,10 @@ def set_field(jvm_object: Any, name: str, value: Any) -> None:
 
 
 def throwables(error: BaseException) -> Iterator[Any]:
-    """Iterate over the JVM exceptions behind a Python one and their causes.
+    """Iterate over the JVM exceptions behind a Python exception, and their causes.
 
-    PySpark fails to convert errors whose condition only Delta knows, and raises an internal error in their place, of which the
-    true one is the context.
+    PySpark fails to convert errors whose condition only Delta knows, and raises an internal error whose context is the
+    true one.
     """
     shown: BaseException | None = error
     for _ in range(_MAX_CAUSES):
@@ -212,7 +216,7 @@ def throwables(error: BaseException) -> Iterator[Any]:
 
 
 def conflict_name(error: BaseException) -> str | None:
-    """Return Delta's name of the conflict when the error is one, else None."""
+    """Return Delta's name of the conflict if the error is one, else None."""
     for throwable in throwables(error):
         name = str(throwable.getClass().getSimpleName())
         if name in CONFLICTS:
@@ -221,7 +225,7 @@ def conflict_name(error: BaseException) -> str | None:
 
 
 def condition_of(throwable: Any) -> str | None:
-    """Return the name of the error condition that Spark or Delta gave a JVM exception."""
+    """Return the error condition that Spark or Delta gave a JVM exception."""
     if not hasattr(throwable, "getMessage"):
         return None
     for method in ("getCondition", "getErrorClass"):
@@ -233,7 +237,7 @@ def condition_of(throwable: Any) -> str | None:
 
 
 def translate(error: BaseException) -> StreamMergeError:
-    """Return this library's error for one that a call into the JVM raised; the caller chains it."""
+    """Return this library's error for one raised by a call into the JVM; the caller chains it."""
     found: list[str] = []
     messages: list[str] = []
     for throwable in throwables(error):
@@ -245,8 +249,8 @@ def translate(error: BaseException) -> StreamMergeError:
         found += re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]", message)
     if any(_LOST_BLOCK in text for text in (*found, *messages)):
         return SourceLostError(
-            "rows of the micro-batch were lost with the executor that kept them. Nothing was committed. Start the query again; "
-            "if it happens often, look why executors die.",
+            "rows of the micro-batch were lost with the executor that kept them. Nothing was committed. "
+            "Restart the query; if this happens often, find out why executors die.",
             condition=_LOST_BLOCK,
         )
     lost = next((match for match in map(_LOST.search, messages) if match), None)

@@ -1,4 +1,4 @@
-"""What tells topics of one name apart: the id that Kafka gives each, asked of its admin client in the JVM."""
+"""Reads the ids of Kafka topics, which tell topics of one name apart, with the admin client in the JVM."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger("stream_merge.kafka")
 
 _SECONDS = 10
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""What brokers before 2.8 answer."""
+"""The answer of brokers before 2.8."""
 
 
 class TopicIds:
-    """Asks a Kafka for the ids of topics; a thread and a connection of the JVM until it is closed.
+    """Reads topic ids from a Kafka; holds a thread and a connection in the JVM until it is closed.
 
     Args:
         spark: The session, whose Kafka connector brings the client.
@@ -32,10 +32,10 @@ class TopicIds:
         self._is_given_up = False
 
     def read(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the ids of those topics of which they can be had.
+        """Return the ids of the topics, as far as they can be read.
 
-        Topics that do not exist, or that the login may not look at, have none. After a failure of another kind nothing is asked any
-        more: who asks does not wait a second time for a Kafka that is away.
+        Topics that do not exist, or that the login may not describe, have no id. After any other failure it asks no
+        more, so that the caller does not wait a second time for an unreachable Kafka.
         """
         if self._is_given_up or not topics:
             return {}
@@ -54,7 +54,7 @@ class TopicIds:
         return {topic: topic_id for topic, topic_id in found.items() if topic_id not in (None, _NO_ID)}
 
     def close(self) -> None:
-        """End thread and connection."""
+        """Close the connection and end the thread."""
         admin, self._admin, self._is_given_up = self._admin, None, True
         if admin is not None:
             try:

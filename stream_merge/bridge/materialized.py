@@ -1,10 +1,10 @@
-"""A frame that is evaluated once: its rows are kept, and are never computed a second time.
+"""Evaluates a frame once and keeps its rows; a lost row is an error and never computed again.
 
-Rows that Spark caches are computed again when an executor dies or a task runs twice. A source that is not deterministic then gives
-other rows, and any source may give them in another order after a shuffle, so that numbers which name rows name others. What one job
-has found about the rows would be wrong for the next. Here the cached blocks are all that is left of the rows (Spark's local
-checkpoint): a job that misses one fails, and the merge begins again from its source. Delta's MERGE treats its source alike ("source
-materialization").
+Spark recomputes cached rows when an executor dies or a task runs twice. A source that is not deterministic then returns
+other rows, and after a shuffle any source may return them in another order, so that row numbers refer to other rows.
+What one job has found about the rows would be wrong for the next. Here only the cached blocks remain of the rows
+(Spark's local checkpoint): a job that misses one fails, and the merge begins again from its source. Delta's MERGE
+treats its source in the same way ("source materialization").
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _MAX_EVALUATIONS = 3
 
 @contextmanager
 def materialized(frame: DataFrame) -> Iterator[DataFrame]:
-    """Evaluate a frame, and give its rows for the block.
+    """Evaluate a frame, and yield a frame of its kept rows for the block.
 
     Raises:
-        SourceLostError: Rows that the block needs are lost with an executor, or each evaluation left some of them twice.
+        SourceLostError: Rows that the block needs are lost with an executor, or each evaluation left two versions of
+            some rows.
     """
     for _ in range(_MAX_EVALUATIONS):
         with persisted(frame) as rows:
@@ -38,14 +39,17 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
             if _are_unique(rows, blocks):
                 yield rows
                 return
-        logger.warning("two tasks have computed the same rows of a micro-batch, which is evaluated again")
-    raise SourceLostError(f"{_MAX_EVALUATIONS} evaluations of the micro-batch left more than one version of some rows")
+        logger.warning("two tasks have computed the same rows of a micro-batch; it is evaluated again")
+    raise SourceLostError(
+        f"{_MAX_EVALUATIONS} evaluations of the micro-batch left more than one version of some rows. "
+        "Nothing was committed. Restart the query; if this happens often, turn speculation off for it."
+    )
 
 
 def _seal(rows: DataFrame) -> Any:
-    """Compute all rows, and cut what led to them off. Return the handle of the RDD of cached blocks.
+    """Compute all rows and cut off their lineage. Return the handle of the RDD of cached blocks.
 
-    It takes a job of its own: whatever was computed twice until its end has not been seen by anybody.
+    It takes a job of its own: nobody has yet seen rows that were computed twice before it ends.
     """
     plan: Any = rows._jdf.queryExecution().analyzed()
     blocks = plan.cacheBuilder().cachedColumnBuffers()
@@ -57,8 +61,8 @@ def _seal(rows: DataFrame) -> Any:
 def _are_unique(rows: DataFrame, blocks: Any) -> bool:
     """Return whether there is one copy of each block.
 
-    Two tasks that ran for one partition, by speculation or after a failed fetch, each leave one on their executor, and a reader
-    takes the nearer one.
+    Two tasks that ran for one partition, by speculation or after a failed fetch, each leave a copy on their executor,
+    and a reader takes the nearer one.
     """
     num_blocks = 0 if blocks.sparkContext().isLocal() else int(blocks.getNumPartitions())
     if not num_blocks:

@@ -1,6 +1,7 @@
-"""Which micro-batch each table got last, kept in the query's checkpoint: there no other writer of the table overwrites it.
+"""Records the last micro-batch of each table in the query's checkpoint, where other writers cannot overwrite it.
 
-The number is the name of an empty file, so that there is no half of one; it is written before the older one is deleted.
+The number is the name of an empty file, so it cannot be half written; the new file is written before the old one is
+deleted.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ FOLDER = "stream_merge"
 
 @dataclass(frozen=True, slots=True)
 class MergedBatches:
-    """The note of one table.
+    """The record of one table.
 
     Attributes:
         spark: The session.
-        folder: Where it lies.
+        folder: The folder of the record.
     """
 
     spark: SparkSession
@@ -31,7 +32,7 @@ class MergedBatches:
 
     @classmethod
     def of(cls, spark: SparkSession, checkpoint: str, app_id: str, table_id: str) -> MergedBatches:
-        """Return the note of a table, by its id, for what is merged under this application id."""
+        """Return the record of a table, by its id, for merges under this application id."""
         key = hashlib.sha256(f"{app_id}\n{table_id}".encode()).hexdigest()[:32]
         path = java_class(spark._jvm, "org.apache.hadoop.fs.Path")
         return cls(spark, path(path(checkpoint, FOLDER), key))
@@ -41,7 +42,7 @@ class MergedBatches:
         return max(self._numbers(), default=None)
 
     def keep(self, batch_id: int) -> None:
-        """Note that the table has got a micro-batch."""
+        """Record that the table got a micro-batch."""
         path = java_class(self.spark._jvm, "org.apache.hadoop.fs.Path")
         older = [number for number in self._numbers() if number != batch_id]
         system = self._system()

@@ -1,4 +1,4 @@
-"""Whether a batch was computed from the table it is merged into."""
+"""Finds out whether a batch was computed from the table that it is merged into."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class SelfRead:
     """How a batch reads its own target.
 
     Attributes:
-        is_read: Whether it does at all.
-        is_static: Whether it reads it as a table, so that a newer version would give other rows. (As a stream's source the
-            batch's offsets fix what is read.)
-        version: The version that the running query's plan reads; None when it is not fixed yet.
+        is_read: Whether it reads the target.
+        is_static: Whether it reads the target as a table, so that a newer version would give other rows. (As a stream's
+            source, the batch's offsets determine the rows.)
+        version: The version that the running query's plan reads; None if it is not fixed yet.
     """
 
     is_read: bool = False

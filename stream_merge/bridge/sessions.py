@@ -1,4 +1,4 @@
-"""The session a batch belongs to, the session it is executed in, and the streaming query that runs it."""
+"""Provides the sessions of a batch and of its merge, and finds the streaming query that runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class RunningQuery:
     Attributes:
         query_id: The id that the checkpoint keeps.
         output_mode: append, update or complete.
-        planned_ms: When the running batch was planned, in milliseconds since the epoch; the checkpoint keeps it for a replay.
+        planned_ms: When the running batch was planned, in milliseconds since the epoch; the checkpoint keeps it for a
+            replay.
         execution: Handle of the query's StreamExecution.
     """
 
@@ -45,7 +46,7 @@ class RunningQuery:
 
     @property
     def run_id(self) -> str:
-        """The id of this run; every start of the query has another one."""
+        """The id of this run, which changes with every start of the query."""
         return str(self.execution.runId())
 
     @property
@@ -55,7 +56,7 @@ class RunningQuery:
 
     @property
     def is_active(self) -> bool:
-        """Whether nobody has stopped the query."""
+        """Whether the query is active: nobody has stopped it."""
         return bool(self.execution.isActive())
 
 
@@ -64,12 +65,12 @@ def classic_session(frame: Any) -> SparkSession:
 
     Raises:
         ConnectNotSupportedError: The frame belongs to Spark Connect.
-        TypeError: It is no DataFrame.
+        TypeError: It is not a DataFrame.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise ConnectNotSupportedError
     if not isinstance(frame, DataFrame):
-        raise TypeError(f"a Spark DataFrame is expected, not {type(frame).__name__}")
+        raise TypeError(f"expected a Spark DataFrame, got {type(frame).__name__}")
     return frame.sparkSession
 
 
@@ -82,15 +83,17 @@ def settings_fingerprint(spark: SparkSession) -> int:
     """Return a number that changes with the session's settings, on which analysis depends."""
     # A copy: a merge in another thread of the session may commit, and Delta then changes the settings.
     settings = spark._jsparkSession.sessionState().conf().getAllConfs()
-    # Without Delta's note of the session's own last commit, which no analysis looks at. A Scala map's hash is that of its entries.
+    # Without Delta's note of the session's own last commit, which analysis ignores. The hash of a Scala map depends
+    # only on its entries.
     return int(settings.removed("spark.databricks.delta.lastCommitVersionInSession").hashCode())
 
 
 def execution_session(spark: SparkSession) -> SparkSession:
-    """Return a session for the merge's own jobs: the given one, or a clone of it that plans adaptively.
+    """Return a session for the merge's own jobs: the given one, or a clone of it with adaptive execution.
 
-    Spark switches adaptive execution off in a streaming query's session (all of them in 4.0 and 4.1, stateful ones later),
-    where every shuffle of the merge would run the default 200 tasks. The clone has the same settings, functions and views.
+    Spark switches adaptive execution off in a streaming query's session (in all of them in 4.0 and 4.1, in stateful
+    ones later), where every shuffle of the merge would run the default 200 tasks. The clone has the same settings,
+    functions and views.
     """
     if spark.conf.get(ADAPTIVE) == "true":
         return spark
@@ -99,12 +102,12 @@ def execution_session(spark: SparkSession) -> SparkSession:
 
 @dataclass(slots=True)
 class ExecutionSessions:
-    """The session to execute in, kept from batch to batch, since a new clone would have to analyse everything anew."""
+    """Keeps the session to execute in from batch to batch; a new clone would have to analyse everything again."""
 
     _made: dict[str, SparkSession] = field(default_factory=dict)
 
     def session_for(self, spark: SparkSession) -> SparkSession:
-        """Return the session to execute in for frames of this session."""
+        """Return the session in which to execute frames of this session."""
         key = session_id(spark)
         if key not in self._made:
             self._made.clear()
@@ -114,7 +117,7 @@ class ExecutionSessions:
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Make the session the active one of this thread, where Delta looks for settings, and restore what was."""
+    """Make the session the thread's active one, where Delta looks for settings, and restore the old one afterwards."""
     sessions = java_class(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
     before = optional(sessions.getActiveSession())
     sessions.setActiveSession(spark._jsparkSession)
@@ -129,14 +132,14 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def snapshot_partitions(spark: SparkSession, checkpoint_bytes: int | None) -> Iterator[None]:
-    """Let Delta compute a table's state in as many tasks as its log is worth, unless the user has said in how many.
+    """Let Delta compute a table's state in a number of tasks that suits its log, unless the user has set one.
 
-    Delta's default is 50 whatever the size of the log. For each checkpoint, every tenth commit, that is 150 tasks, which for most
-    tables take longer than the nine batches before.
+    Delta's default is 50, whatever the size of the log. For each checkpoint, every tenth commit, that makes 150 tasks,
+    which for most tables take longer than the nine batches before.
 
     Args:
         spark: The session that executes the merge.
-        checkpoint_bytes: Size of the table's newest checkpoint; None where it is not known, which leaves all to Delta.
+        checkpoint_bytes: Size of the table's newest checkpoint; None if unknown, which leaves the number to Delta.
     """
     if checkpoint_bytes is None or spark.conf.get(_SNAPSHOT_PARTITIONS, None) is not None:
         yield
@@ -150,7 +153,7 @@ def snapshot_partitions(spark: SparkSession, checkpoint_bytes: int | None) -> It
 
 @contextmanager
 def job_description(spark: SparkSession, text: str) -> Iterator[None]:
-    """Describe the Spark jobs of the block in the UI, and restore the description that was."""
+    """Describe the Spark jobs of the block in the UI, and restore the old description afterwards."""
     context = spark.sparkContext
     before = context.getLocalProperty("spark.job.description")
     context.setLocalProperty("spark.job.description", text)
@@ -161,7 +164,7 @@ def job_description(spark: SparkSession, text: str) -> Iterator[None]:
 
 
 def running_query(spark: SparkSession) -> RunningQuery | None:
-    """Return the streaming query that calls us with a frame of this session, or None outside `foreachBatch`."""
+    """Return the streaming query that called with a frame of this session, or None outside `foreachBatch`."""
     execution = _execution_of_thread(spark) or _execution_of_session(spark)
     if execution is None:
         return None
@@ -174,14 +177,14 @@ def running_query(spark: SparkSession) -> RunningQuery | None:
 
 
 def _execution_of_thread(spark: SparkSession) -> Any:
-    """Return the StreamExecution whose thread this is, or None."""
+    """Return the StreamExecution that runs in this thread, or None."""
     return _owner(java_class(spark._jvm, "java.lang.Thread").currentThread())
 
 
 def _execution_of_session(spark: SparkSession) -> Any:
-    """Return the running query that made this session, for a sink that is called in a thread of the user's own.
+    """Return the running query that made this session, for a sink called in a thread of the user's own.
 
-    The registries of queries do not help: each session has its own, and the frame's session is a clone that none knows.
+    The query registries do not help: each session has its own, and the frame's session is a clone that none knows.
     """
     threads = java_class(spark._jvm, "java.lang.Thread").getAllStackTraces().keySet()
     for thread in threads:
@@ -192,7 +195,7 @@ def _execution_of_session(spark: SparkSession) -> Any:
 
 
 def _owner(thread: Any) -> Any:
-    """Return the StreamExecution of a query's thread: its class is an inner one, so the thread knows its owner."""
+    """Return the StreamExecution of a query's thread, whose class is an inner class of it; None for other threads."""
     if "StreamExecution" not in str(thread.getClass().getName()):
         return None
     owner = thread.getClass().getDeclaredField("$outer")
@@ -210,13 +213,14 @@ def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:
 
 @contextmanager
 def persisted(frame: DataFrame, *, at_once: bool = False) -> Iterator[DataFrame]:
-    """Keep a frame's rows for the block, and give a frame of them whose plan ends there.
+    """Keep a frame's rows for the block, and yield a frame of them whose plan ends there.
 
-    With the frame itself, Spark would analyse all that led to it anew for every job, only to find it in its cache.
+    With the frame itself, Spark would analyse its whole plan again for every job, only to find it in its cache.
 
     Args:
         frame: The frame.
-        at_once: Whether it has few rows, so that all of its plan is better made before it runs; see `planned_at_once`.
+        at_once: Whether it has few rows, so that it should be planned without adaptive execution; see
+            `planned_at_once`.
     """
     spark = frame.sparkSession
     sessions = _immediate_caching_sessions if at_once else _caching_sessions
@@ -230,10 +234,10 @@ def persisted(frame: DataFrame, *, at_once: bool = False) -> Iterator[DataFrame]
 
 
 def planned_at_once(frame: DataFrame) -> DataFrame:
-    """Return a frame whose result is a few rows in a session that plans all of it before it runs.
+    """Move a frame with a small result to a session that plans everything before it runs, without adaptive execution.
 
-    Adaptive execution makes a job of each stage and plans the rest anew after it, which takes longer than such stages do. Without
-    it, what a shuffle has to do is spread over as many tasks as run at a time.
+    Adaptive execution runs each stage as a job and plans the rest again after it, which takes longer than such stages
+    do. Without it, a shuffle is spread over as many tasks as run at a time.
     """
     return moved(frame, _immediate_sessions.session_for(frame.sparkSession))
 
@@ -244,7 +248,7 @@ def summary(frame: DataFrame, *aggregates: Column) -> Row:
 
 
 def summaries(*frames: DataFrame) -> list[Row]:
-    """Return the rows of frames that have one row each, in one job."""
+    """Return the rows of frames with one row each, in one job."""
     if len(frames) == 1:
         return planned_at_once(frames[0]).collect()
     parts = [
@@ -261,7 +265,7 @@ def summaries(*frames: DataFrame) -> list[Row]:
 
 
 class _Clones:
-    """Clones of sessions in which some settings differ; all else follows the session, whose settings may change."""
+    """Clones of sessions with some settings changed; the rest follows the session, whose settings may change."""
 
     def __init__(self, settings: Callable[[SparkSession], Mapping[str, str]]) -> None:
         self._settings = settings
@@ -269,7 +273,7 @@ class _Clones:
         self._made: OrderedDict[str, tuple[int, SparkSession]] = OrderedDict()
 
     def session_for(self, spark: SparkSession) -> SparkSession:
-        """Return the clone of a session: itself, where it has the settings."""
+        """Return the clone of a session, or the session itself if it has the settings."""
         settings = self._settings(spark)
         if all(spark.conf.get(name) == value for name, value in settings.items()):
             return spark
@@ -292,9 +296,9 @@ def _clone(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
 
 
 _ADAPTIVE_CACHE = {ADAPTIVE: "true", _COALESCE_CACHED: "true"}
-"""By default Spark caches the result of a shuffle in as many partitions as the shuffle has, 200, however few its rows are, and each
-job that reads them runs as many tasks. The setting that lets adaptive execution put small ones together is none to change for
-others."""
+"""By default Spark caches the result of a shuffle in as many partitions as the shuffle has, 200, however few its rows,
+and each job that reads them runs as many tasks. The setting that lets adaptive execution coalesce them is not ours to
+change in the user's session."""
 
 
 def _at_once(spark: SparkSession) -> Mapping[str, str]:
@@ -303,7 +307,7 @@ def _at_once(spark: SparkSession) -> Mapping[str, str]:
 
 
 _CACHE = _ADAPTIVE_CACHE | {_COMPRESS_CACHED: "false"}
-"""A batch is kept for a second and read once or twice: to look for how each of its columns compresses best takes a third of the
+"""A batch is kept for a second and read once or twice: finding out how each column compresses best takes a third of the
 time of the job that evaluates it. What does not fit into memory goes to disk."""
 
 _caching_sessions = _Clones(lambda _: _CACHE)

@@ -1,4 +1,4 @@
-"""Small files of text in any storage that Spark reaches, without a Spark job."""
+"""Reads and writes small text files in any storage that Spark can reach, without a Spark job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stream_merge.bridge.jvm import java_class
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
-    """Return what a file holds, None where there is none.
+    """Return the content of a file; None if it does not exist.
 
     Raises:
         Py4JJavaError: It cannot be read.
@@ -27,7 +27,7 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a file, over the one that is there; a process that is killed meanwhile may leave half of it.
+    """Write a file, replacing an existing one; a process killed meanwhile may leave half of it.
 
     Raises:
         Py4JJavaError: It cannot be written.

@@ -1,4 +1,4 @@
-"""Delta's analysis of a MERGE statement, which is never run, and the frames its expressions apply to."""
+"""Lets Delta analyse a MERGE statement without running it, and binds frames to its resolved expressions."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class ResolvedClause:
     """A clause as Delta resolved it.
 
     Attributes:
-        clause: What the user wrote.
-        condition: Resolved condition, or None.
-        values: For UPDATE and INSERT the new value of each column of the final schema, in order.
-        is_condition_source_only: Whether the condition refers to no target column.
-        are_values_source_only: Whether no value refers to a target column.
+        clause: The user's clause.
+        condition: The resolved condition, or None.
+        values: For UPDATE and INSERT, the new value of each column of the final schema, in order.
+        is_condition_source_only: Whether the condition uses no target column.
+        are_values_source_only: Whether no value uses a target column.
     """
 
     clause: Clause
@@ -60,7 +60,7 @@ class ResolvedClause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """An equality between a target column and a source column that the merge condition demands."""
+    """An equality of a target column and a source column that the merge condition requires."""
 
     target: str
     source: str
@@ -69,7 +69,7 @@ class KeyPair:
 
 
 _EXACT = ("boolean", "tinyint", "smallint", "int", "bigint", "string", "binary", "date", "timestamp", "timestamp_ntz")
-"""Types whose equal values are the same: of floating numbers 0.0 and -0.0 are equal, and of collated texts many are."""
+"""Types whose equal values are identical; 0.0 equals -0.0, and many collated texts are equal."""
 
 
 def _is_decimal(pair: KeyPair) -> bool:
@@ -84,7 +84,7 @@ class Once(Protocol):
 
 
 class ResolvedMerge:
-    """A MERGE as Delta resolved it for one schema of source and target; good for any number of batches."""
+    """A MERGE as Delta resolved it for one schema of source and target; it serves any number of batches."""
 
     def __init__(self, spark: SparkSession, command: Any, template: DataFrame, clauses: Sequence[Clause]) -> None:
         self._spark = spark
@@ -99,7 +99,7 @@ class ResolvedMerge:
     def with_clauses(self, clauses: Sequence[ResolvedClause], *, is_analysed: bool = False) -> ResolvedMerge:
         """Return the same merge with other conditions and values.
 
-        `analysed` is the merge as it was, whose values are those that arrive; or the new one if that `is_analysed`.
+        `analysed` stays the original merge, whose values are those that arrive; with `is_analysed` it is the new one.
         """
         other = copy(self)
         other.clauses, other._made = tuple(clauses), {}
@@ -108,7 +108,7 @@ class ResolvedMerge:
         return other
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` returns, which is called once: a Column takes several calls into the JVM for each of its parts."""
+        """Call `make` once for a name and return its result: each part of a Column takes several calls into the JVM."""
         if name not in self._made:
             self._made[name] = make()
         return cast("T", self._made[name])
@@ -153,14 +153,14 @@ class ResolvedMerge:
             )
 
     def _as_in_source(self, expression: Any) -> Any:
-        """Return the source's column for a key of the target, which are the same in rows that match; else the expression."""
+        """Return the source's column for a key of the target, identical in matching rows; else the expression."""
         if str(expression.getClass().getSimpleName()) != "AttributeReference":
             return expression
         return next((source for target, source in self._same_columns if expression.semanticEquals(target)), expression)
 
     @cached_property
     def _same_columns(self) -> tuple[tuple[Any, Any], ...]:
-        """The columns of target and source that the merge condition equates, of types whose equal values are the same."""
+        """The target and source columns that the merge condition equates, of types whose equal values are identical."""
         return tuple(sides for sides, pair in self._equated if pair.type_name in _EXACT or _is_decimal(pair))
 
     @cached_property
@@ -180,7 +180,7 @@ class ResolvedMerge:
 
     @cached_property
     def old_values(self) -> tuple[Column, ...]:
-        """The unchanged value of each column of the final schema, for rows that are copied and for preimages."""
+        """The unchanged value of each column of the final schema, for copied rows and preimages."""
         return tuple(self._column(e) for e in items(self._command.postEvolutionTargetExpressions(True)))
 
     def source_columns(self, names: Sequence[str]) -> dict[str, Column]:
@@ -194,7 +194,7 @@ class ResolvedMerge:
         return tuple(StructType.fromJson(json.loads(self.final_schema.json())).fields)
 
     def assigned(self, clause: ResolvedClause) -> list[int]:
-        """Return the positions of the columns that a clause may give another value than the row has."""
+        """Return the positions of the columns to which a clause may give a new value."""
         named = items(self._command.postEvolutionTargetExpressions(True))
         old = [e.child() if str(e.getClass().getSimpleName()) == "Alias" else e for e in named]
         pairs = zip(clause.value_expressions, old, strict=True)
@@ -202,7 +202,7 @@ class ResolvedMerge:
 
     @cached_property
     def target_predicates(self) -> Any:
-        """Scala Seq of the predicates that a matching target row must fulfil whatever the source, or None without any."""
+        """Scala Seq of the predicates that every matching target row must fulfil; None if there are none."""
         predicates = self._command.getTargetOnlyPredicates(self._spark._jsparkSession)
         kept = [p for p in items(predicates) if str(p.sql()).lower() != "true"]
         return seq(self._jvm, kept) if kept else None
@@ -214,7 +214,7 @@ class ResolvedMerge:
 
     @cached_property
     def _equated(self) -> tuple[tuple[tuple[Any, Any], KeyPair], ...]:
-        """The same with the columns as Delta resolved them, the target's first."""
+        """The key pairs, each with its two columns as Delta resolved them, the target's first."""
         command = self._command
         target_output = command.target().outputSet()
         pairs = []
@@ -266,13 +266,13 @@ class ResolvedMerge:
         return tuple(str(a.name()) for a in items(references) if a.references().subsetOf(target_output))
 
     def source(self, frame: DataFrame) -> DataFrame:
-        """Return the batch under the column identities that the resolved expressions refer to.
+        """Return the batch with the attribute ids that the resolved expressions refer to.
 
-        A union takes its columns from its first child, here the empty frame that was analysed; the optimizer then drops
-        that child. This is one call, where a projection would need several for each column.
+        A union takes its columns from its first child, here the analysed empty frame; the optimizer then drops that
+        child. This takes one call; a projection would need several for each column.
 
         Args:
-            frame: The batch, with the columns that were analysed and those of the sink's own behind them.
+            frame: The batch: the analysed columns, then the sink's own.
         """
         union = java_class(self._jvm, "org.apache.spark.sql.catalyst.plans.logical.Union")(
             seq(self._jvm, [frame_plan(self._template), frame_plan(frame)]), False, False
@@ -280,15 +280,15 @@ class ResolvedMerge:
         return self._frame(union)
 
     def target(self, transaction: Transaction, files: Sequence[dict[str, Any]], *, with_rows: bool) -> DataFrame:
-        """Return the rows of some files, with `FILE` and `ROW` behind the table's columns.
+        """Return the rows of some files, with `FILE` and `ROW` after the table's columns.
 
-        On a table with row tracking its two columns stand before these.
+        On a table with row tracking, its two columns come before these.
 
         Args:
             transaction: The transaction that reads.
-            files: AddFiles as the log writes them.
-            with_rows: Whether ROW is the position in the file, which only tables with deletion vectors know. Else it is a
-                number that tells the rows of one run of a job apart.
+            files: AddFiles as in the log.
+            with_rows: Whether `ROW` is the position in the file, which requires deletion vectors. Otherwise it is a
+                number that distinguishes the rows within one run of a job.
         """
         jvm = self._jvm
         handles = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(
@@ -312,7 +312,7 @@ class ResolvedMerge:
         return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def evolve_schema(self, transaction: Transaction) -> None:
-        """Make the final schema part of the transaction, when the statement may evolve the schema."""
+        """Make the final schema part of the transaction if the statement may evolve the schema."""
         if not self._command.canMergeSchema():
             return
         metadata = transaction.handle.metadata()
@@ -347,7 +347,7 @@ class ResolvedMerge:
         )
 
     def operation(self, metric_names: Sequence[str], user_metadata: str | None) -> Any:
-        """Return Delta's MERGE operation for the commit, reporting all the named metrics in DESCRIBE HISTORY.
+        """Return Delta's MERGE operation for the commit, which reports all the named metrics in DESCRIBE HISTORY.
 
         It is made once: a sink's statement, metrics and user metadata do not change.
         """
@@ -367,7 +367,7 @@ class ResolvedMerge:
 
 
 def described_operation(jvm: Any, operation: Any, metric_names: Sequence[str], user_metadata: str | None) -> Any:
-    """Return a DeltaOperation that reports the named metrics beside its own, and carries the user's metadata."""
+    """Return a DeltaOperation that reports the named metrics besides its own, and carries the user's metadata."""
     reported = operation.operationMetrics()
     for name in metric_names:
         reported = getattr(reported, "$plus")(name)
@@ -389,7 +389,7 @@ def overwrite_operation(
 
 
 def manual_operation(spark: SparkSession) -> Any:
-    """Return Delta's operation for a commit that no statement stands for."""
+    """Return Delta's operation for a commit without a statement."""
     return scala_object(spark._jvm, "org.apache.spark.sql.delta.DeltaOperations$ManualUpdate")
 
 
@@ -409,29 +409,29 @@ def analyse(
     may_evolve_schema: bool,
     has_char_columns: bool,
 ) -> ResolvedMerge:
-    """Let Delta resolve a MERGE statement against an empty source of the batch's schema.
+    """Let Delta resolve a MERGE statement against an empty source with the batch's schema.
 
     Args:
         spark: The session to analyse and execute in.
         statement: The statement; its source relation is a placeholder.
         source_alias: The alias of the source in it.
-        batch: The batch, without columns of the sink's own.
-        clauses: The clauses that the statement was made from.
-        own_columns: The columns that the sink adds to the batch after this, with their types; SOURCE_ID is the last.
-        may_evolve_schema: Whether columns that only the batch has are added to the table.
+        batch: The batch, without the sink's own columns.
+        clauses: The clauses from which the statement was made.
+        own_columns: Types of the columns that the sink adds to the batch afterwards; SOURCE_ID is the last.
+        may_evolve_schema: Whether to add columns to the table that only the batch has.
         has_char_columns: Whether the target has columns of type CHAR.
 
     Raises:
-        StreamMergeError: Delta refuses the statement; the kind of error tells why.
+        StreamMergeError: Delta refuses the statement; the class tells why.
     """
     jvm: Any = spark._jvm
     settings = {}
     if may_evolve_schema:
-        # Delta 4.0 knows no other way to say it than the session's setting.
+        # In Delta 4.0, only the session's setting can say it.
         settings["spark.databricks.delta.schema.autoMerge.enabled"] = "true"
     if has_char_columns:
-        # Spark pads CHAR columns when they are read, by a projection that gives them other identities than the ones
-        # the resolved expressions refer to. Delta pads them when they are written, which is enough.
+        # Spark pads CHAR columns on read, by a projection that gives them other ids than the resolved expressions refer
+        # to. Delta pads them on write, which is enough.
         settings["spark.sql.readSideCharPadding"] = "false"
     if settings:
         spark = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())

@@ -1,4 +1,4 @@
-"""Delta's log of one table: its commits, its files, and the commands that prepare it."""
+"""Opens, creates and alters Delta tables, and reads their logs and files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _COLUMN_MAPPING = "delta.columnMapping.mode"
 
 
 def location(spark: SparkSession, target: str) -> str | None:
-    """Return the absolute path when the target is a path (it has a slash, or is written delta.`path`), else None.
+    """Return the absolute path if the target is a path (it has a slash, or is written delta.`path`), else None.
 
-    A relative path is one below the working directory of the driver's JVM, as in Spark's readers and writers. Spark's SQL and
-    Delta's builder of tables take absolute ones only.
+    A relative path starts from the working directory of the driver's JVM, as in Spark's readers and writers. Spark's
+    SQL and Delta's table builder accept only absolute paths.
     """
     path = _path_of(target)
     if path is None or _ABSOLUTE.match(path):
@@ -53,14 +53,14 @@ def _path_of(target: str) -> str | None:
 
 
 def sql_name(spark: SparkSession, target: str) -> str:
-    """Return the target as it is written in SQL."""
+    """Return the target as written in SQL."""
     path = location(spark, target)
     return target if path is None else f"delta.`{path.replace('`', '``')}`"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A Delta table: its log, and its catalog entry when it was named."""
+    """A Delta table: its log, and its catalog entry if it was opened by name."""
 
     spark: SparkSession
     log: Any
@@ -79,7 +79,7 @@ class Table:
         return str(self.log.dataPath().toUri().toString())
 
     def path(self, name: str = "") -> str:
-        """Return the path of the table's folder, or of something in it, as Spark takes it: a name, in which nothing is escaped."""
+        """Return the unescaped path of the table's folder, or of a file in it, as Spark expects it."""
         root = self.log.dataPath()
         return str(java_class(self.jvm, "org.apache.hadoop.fs.Path")(root, name) if name else root)
 
@@ -135,14 +135,14 @@ class Table:
         return frame
 
     def enable_feature(self, feature: str) -> None:
-        """Add a table feature to the protocol, in a commit of its own; nothing happens where it is there."""
+        """Add a table feature to the protocol in a separate commit, unless the table has it."""
         try:
             self._delta_table().addFeatureSupport(feature)
         except JVM_ERRORS as error:
             raise translate(error) from error
 
     def add_columns(self, types: Mapping[str, str]) -> None:
-        """Add columns to the schema, in a commit of their own."""
+        """Add columns to the schema in a separate commit."""
         columns = ", ".join(f"`{name}` {sql_type}" for name, sql_type in types.items())
         try:
             self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} ADD COLUMNS ({columns})")
@@ -150,17 +150,17 @@ class Table:
             raise translate(error) from error
 
     def widen_column(self, path: str, sql_type: str) -> None:
-        """Give a column, or a part of one, a wider type, in a commit of its own; `path` is as SQL has it."""
+        """Widen the type of a column, or of a part of one, in a separate commit; `path` is written as in SQL."""
         try:
             self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} CHANGE COLUMN {path} TYPE {sql_type}")
         except JVM_ERRORS as error:
             raise translate(error) from error
 
     def read_commit(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions of a commit that lies in the log's folder; read once, since several parts of a merge look at it.
+        """Return the actions of a commit in the log's folder; cached, since several parts of a merge read it.
 
         Raises:
-            FileNotFoundError: The commit file is not there (any more).
+            FileNotFoundError: The commit file does not exist (any more).
         """
         if version in self._commits:
             return self._commits[version]
@@ -174,7 +174,7 @@ class Table:
         return self._commits[version]
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """Return bytes of a file below the table's folder. `path` may be absolute, and is encoded as a URI then, as in the log."""
+        """Return bytes of a file in the table's folder. An absolute `path` is URI-encoded, as in the log."""
         jvm = self.jvm
         is_uri = path.startswith("/") or ":/" in path
         file = java_class(jvm, "org.apache.hadoop.fs.Path")(java_class(jvm, "java.net.URI")(path) if is_uri else path)
@@ -188,7 +188,7 @@ class Table:
             stream.close()
 
     def list_folder(self, path: str) -> list[str]:
-        """Return the names of what lies in a folder of the table."""
+        """Return the names of the entries of a folder of the table."""
         folder = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         system = folder.getFileSystem(self.log.newDeltaHadoopConf())
         if not system.exists(folder):
@@ -198,7 +198,8 @@ class Table:
     def modified_ms(self, path: str) -> int:
         """Return when the newest file in a folder of the table was modified, in milliseconds since the epoch.
 
-        In object stores only files have a time: folders have none, or that of the call. A folder without files has its own.
+        In object stores only files have a modification time: folders have none, or the time of the call. For a folder
+        without files it is the folder's own.
         """
         folder = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         system = folder.getFileSystem(self.log.newDeltaHadoopConf())
@@ -208,17 +209,17 @@ class Table:
         return max(times) if times else int(system.getFileStatus(folder).getModificationTime())
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder of this path below the table's folder."""
+        """Whether a file or folder with this path exists in the table's folder."""
         file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         return bool(file.getFileSystem(self.log.newDeltaHadoopConf()).exists(file))
 
     def delete(self, path: str) -> None:
-        """Delete a file or a folder below the table's folder."""
+        """Delete a file or a folder in the table's folder."""
         file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         file.getFileSystem(self.log.newDeltaHadoopConf()).delete(file, True)
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write a new file below the table's folder. After this returns the file exists and no reader looks at it."""
+        """Write a new file in the table's folder. When it returns, the file exists and no reader sees it."""
         file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
         stream = file.getFileSystem(self.log.newDeltaHadoopConf()).create(file, False)
         try:
@@ -236,7 +237,7 @@ def _scheme(path: Any) -> str:
 
 
 def future_table(spark: SparkSession, target: str) -> Table | None:
-    """Return the table that will be made for a target that there is not; None where none can be made under this name."""
+    """Return the table that a missing target would become; None if no table can be created under this name."""
     path = table_root(spark, target) if _path_of(target) is None else location(spark, target)
     if path is None or not _ABSOLUTE.match(path):
         return None
@@ -245,7 +246,7 @@ def future_table(spark: SparkSession, target: str) -> Table | None:
 
 
 def present_or_future_table(spark: SparkSession, target: str) -> Table | None:
-    """Return the target's table, or the one that will be made for it; None where none can be."""
+    """Return the target's table, or the one that it would become; None if no table can be created."""
     return open_table(spark, target) if table_exists(spark, target) else future_table(spark, target)
 
 
@@ -270,14 +271,16 @@ def open_table(spark: SparkSession, target: str) -> Table:
             f"There is no table {target}. Create it first, or set create_if_missing=True."
         ) from error
     if provider is None or provider.lower() != "delta":
-        raise TargetNotFoundError(f"{target} is not a Delta table, but {provider or 'a view'}.")
+        raise TargetNotFoundError(
+            f"{target} is not a Delta table but {provider or 'a view'}. Name a Delta table as the target."
+        )
     return Table(spark=spark, log=delta_log.forTable(session, catalog_table), catalog_table=catalog_table, name=target)
 
 
 def table_root(spark: SparkSession, target: str) -> str:
-    """Return the URI of the folder where the target's table lies, or will lie once it is created.
+    """Return the URI of the folder of the target's table, or of the table that it would become.
 
-    Two spellings of one table have one root.
+    All spellings of a table have the same root.
     """
     if _path_of(target) is None:
         state = spark._jsparkSession.sessionState()
@@ -294,7 +297,8 @@ def table_root(spark: SparkSession, target: str) -> str:
 
 
 _BEGUN = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
-"""What Delta finds where a table has a folder but no commit: another writer's first one is still on its way, or never came."""
+"""Delta's conditions for a table folder without a commit: another writer's first commit is on its way, or never
+came."""
 
 
 def create_table(
@@ -308,10 +312,11 @@ def create_table(
 ) -> None:
     """Create the target with the columns of a frame, unless another writer has just done so.
 
-    Names with characters that Parquet does not allow (`Order Id`) take column mapping, which is left out otherwise.
+    Names with characters that Parquet does not allow (`Order Id`) get column mapping, which is otherwise not used.
 
-    A process that died, or a disk that was full, may have left the folder of a log without a commit. Delta says for ever that there
-    is a table and that there is none; its writer alone begins the log. The columns are nullable then, whatever the frame says.
+    A process that died, or a full disk, may have left a log folder without a commit. Delta then always reports that
+    there both is and is not a table; only its DataFrame writer can begin the log. The columns are then nullable,
+    whatever the frame says.
     """
     from delta.tables import DeltaTable
 
@@ -345,14 +350,14 @@ def create_table(
 
 
 def _begin_log(spark: SparkSession, target: str, writer: DataFrameWriter, cluster_by: Sequence[str]) -> bool:
-    """Write the first commit into the folder of a log that has none; False where that fails, or another writer has done so."""
+    """Write the first commit into an empty log folder; return False if that fails or another writer was first."""
     path = location(spark, target)
     try:
         writer.mode("error").saveAsTable(target) if path is None else writer.mode("error").save(path)
     except JVM_ERRORS:
         return False
     if cluster_by:
-        # The writer takes the folder for a table, and leaves its layout alone.
+        # To the writer, the folder is an existing table, whose layout it does not change.
         spark.sql(f"ALTER TABLE {sql_name(spark, target)} CLUSTER BY ({', '.join(cluster_by)})")
     return True
 
@@ -374,14 +379,14 @@ def _names_in(data_type: DataType) -> Iterator[str]:
 
 
 def _looks() -> Iterator[None]:
-    """Pause between looks for something that another writer is about to finish: some three seconds in all."""
+    """Pause between looks for a table that another writer is about to finish, for about three seconds in all."""
     for number in range(7):
         time.sleep(0.025 * 2**number if number else 0)
         yield
 
 
 def table_exists(spark: SparkSession, target: str) -> bool:
-    """Whether the target is a Delta table already."""
+    """Whether the target is a Delta table."""
     try:
         open_table(spark, target).begin()
     except TargetNotFoundError:

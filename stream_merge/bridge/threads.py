@@ -1,4 +1,4 @@
-"""Runs several tasks at once, a bounded number, each of which may fail for itself."""
+"""Runs tasks in a bounded number of threads; a failed task does not stop the others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcomes(Generic[T]):
-    """What came of each task, by name.
+    """The outcomes of tasks, by name.
 
     Attributes:
-        results: What the tasks returned.
-        failures: What they raised.
-        pending: Tasks that were not begun any more.
+        results: Returned values.
+        failures: Raised errors.
+        pending: Tasks that were not started.
     """
 
     results: dict[str, T] = field(default_factory=dict)
@@ -40,16 +40,16 @@ def run_side_by_side(
     max_parallel: int,
     may_begin: Callable[[], bool] = lambda: True,
 ) -> Outcomes[T]:
-    """Run the tasks in their order, at most `max_parallel` at a time, and return when all that were begun have ended.
+    """Run the tasks in order, at most `max_parallel` at a time, and return when all started ones have ended.
 
-    Where one at a time is enough, that is the calling thread. Else the threads are new ones, which have the caller's local
+    If one at a time is enough, the calling thread runs them. Otherwise new threads do, with the caller's local
     properties of Spark: its job group (so that stopping the query ends their jobs), its pool and its execution id.
 
     Args:
         spark: The session of the tasks.
-        tasks: What to do, by name.
-        max_parallel: How many threads there are.
-        may_begin: Asked before each task; no other is begun once it says no.
+        tasks: The tasks, by name.
+        max_parallel: The largest number of threads.
+        may_begin: Called before each task; once it returns False, no other task starts.
     """
     work = _Work(tasks, may_begin)
     num_threads = min(max_parallel, len(tasks))
@@ -62,10 +62,10 @@ def run_side_by_side(
 
 
 class BackgroundTask(Generic[T]):
-    """A call that runs in a thread of its own while the caller's block does something else.
+    """A call that runs in its own thread during the caller's block.
 
-    The thread has the caller's session and local properties of Spark, as those of `run_side_by_side` do. The block does not
-    end before the call has ended; what the call raised is raised by `result`, and at the end of a block that raised nothing.
+    The thread has the caller's session and local properties of Spark, as in `run_side_by_side`. The block does not end
+    before the call. `result` raises the call's error, and so does the end of the block if the block raised none.
     """
 
     def __init__(self, spark: SparkSession, description: str, call: Callable[[], T]) -> None:
@@ -90,13 +90,13 @@ class BackgroundTask(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Whatever has happened: what runs may still use what the caller holds.
+        # In any case: the running call may still use what the caller holds.
         self._thread.join()
         if kind is None:
             self.result()
 
     def result(self) -> T:
-        """Wait, and return what the call returned or raise what it raised."""
+        """Wait for the call, and return its result or raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -114,7 +114,7 @@ class _Work(Generic[T]):
         self._broken: list[BaseException] = []
 
     def do(self) -> None:
-        """Do what waits, one after the other."""
+        """Run waiting tasks, one after the other."""
         while self.waiting and self._may_begin():
             try:
                 name = self.waiting.popleft()
@@ -126,7 +126,7 @@ class _Work(Generic[T]):
                 self.outcomes.failures[name] = error
 
     def do_in_thread(self) -> None:
-        """Do what waits, in a thread of its own."""
+        """Run waiting tasks in a thread of their own."""
         try:
             self.do()
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
@@ -134,14 +134,15 @@ class _Work(Generic[T]):
             self.waiting.clear()
 
     def do_in_threads(self, threads: Sequence[threading.Thread]) -> None:
-        """Let the threads do what waits, and wait for them."""
+        """Let the threads run the waiting tasks, and wait for them."""
         try:
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
         except BaseException:
-            # The caller is interrupted: nothing more is begun, and what runs may still use what the caller holds.
+            # The caller is interrupted: start nothing more, but wait, since running tasks may still use what the caller
+            # holds.
             self.waiting.clear()
             for thread in threads:
                 if thread.ident is not None:

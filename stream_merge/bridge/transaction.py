@@ -1,4 +1,4 @@
-"""Delta's OptimisticTransaction: what a version has, what was read of it, and the commit."""
+"""Wraps Delta's OptimisticTransaction: reads a version, tracks what was read, writes files and commits."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ logger = logging.getLogger("stream_merge")
 
 @dataclass(slots=True)
 class CommitActions:
-    """What a merge puts into the commit beside its SetTransactions.
+    """The actions of a merge's commit besides its SetTransactions.
 
     Attributes:
-        new_files: Scala Seqs of FileActions as `writeFiles` returned them, change files included.
-        adds: AddFiles as the log writes them, for files that get another deletion vector.
-        removes: RemoveFiles as the log writes them.
-        domain_metadata: Configuration by name of the domain, None to remove it; the table must have the feature.
+        new_files: Scala Seqs of FileActions as `writeFiles` returned them, including change files.
+        adds: AddFiles, as in the log, for files that get a new deletion vector.
+        removes: RemoveFiles, as in the log.
+        domain_metadata: Configuration by domain name, None to remove the domain; the table must have the feature.
     """
 
     new_files: list[Any] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Transaction:
 
     @property
     def row_tracking_columns(self) -> tuple[str, str] | None:
-        """Names under which files keep row id and row commit version of rows that moved; None without row tracking."""
+        """Names of the file columns for row id and row commit version of moved rows; None without row tracking."""
         properties = self.properties
         if properties.get("delta.enableRowTracking", "false").lower() != "true":
             return None
@@ -94,7 +94,7 @@ class Transaction:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """The table's schema as the log writes it."""
+        """The table's schema as in the log."""
         return dict(json.loads(self.metadata["schemaString"]))
 
     @cached_property
@@ -113,12 +113,12 @@ class Transaction:
         return self.handle.snapshot()
 
     def _few_tasks(self) -> AbstractContextManager[None]:
-        """Let Delta compute the table's state, where a call needs it, in as many tasks as the log is worth."""
+        """Let Delta compute the table's state, if a call needs it, in a number of tasks that suits the log."""
         return snapshot_partitions(self.table.spark, self._checkpoint_bytes)
 
     @cached_property
     def _checkpoint_bytes(self) -> int | None:
-        """Size of the newest checkpoint; None where it lies in files that its own file only names."""
+        """Size of the newest checkpoint; None for the v2 policy, where the checkpoint only names its files."""
         if self.properties.get("delta.checkpointPolicy") == "v2":
             return None
         files = self.snapshot.logSegment().checkpointProvider().topLevelFiles()
@@ -129,15 +129,15 @@ class Transaction:
         return optional(self.snapshot.checksumOpt())
 
     def last_batches(self, app_ids: Sequence[str]) -> dict[str, int]:
-        """Return the version that SetTransaction recorded for each application id, where there is one.
+        """Return the version that SetTransaction recorded for each application id that has one.
 
-        The version checksum has them without a Spark job; where it has not, Delta computes the snapshot's state.
+        The version checksum has them without a Spark job; if it lacks them, Delta computes the snapshot's state.
         """
         recorded = optional(self._checksum.setTransactions()) if self._checksum is not None else None
         if recorded is not None:
             known = {entry["appId"]: int(entry["version"]) for entry in to_python(self.jvm, recorded)}
             for app_id in app_ids:
-                # What txnVersion would register: another commit of this application is then a conflict.
+                # As txnVersion does: another commit of this application is then a conflict.
                 self.handle.readTxn().addOne(app_id)
             return {app_id: known[app_id] for app_id in app_ids if app_id in known}
         with self._few_tasks():
@@ -146,7 +146,7 @@ class Transaction:
 
     @property
     def record_retention_ms(self) -> int | None:
-        """After how many milliseconds the table forgets a SetTransaction; None if it never does."""
+        """Milliseconds after which the table forgets a SetTransaction; None if it never does."""
         if "delta.setTransactionRetentionDuration" not in self.properties:
             return None
         delta_log = scala_object(self.jvm, "org.apache.spark.sql.delta.DeltaLog")
@@ -154,7 +154,7 @@ class Transaction:
         return None if retention is None else int(retention)
 
     def domain_metadata(self, domain: str) -> str | None:
-        """Return the configuration of a metadata domain, or None; from the version checksum where that has it."""
+        """Return the configuration of a metadata domain, or None; from the version checksum if that has it."""
         in_checksum = optional(self._checksum.domainMetadata()) if self._checksum is not None else None
         for entry in items(in_checksum if in_checksum is not None else self.snapshot.domainMetadata()):
             if entry.domain() == domain and not entry.removed():
@@ -162,7 +162,7 @@ class Transaction:
         return None
 
     def all_files(self) -> list[dict[str, Any]]:
-        """Return the AddFiles of the version that is read; without a Spark job where the version checksum has them."""
+        """Return the AddFiles of the version that is read; without a Spark job if the version checksum has them."""
         found = optional(self._checksum.allFiles()) if self._checksum is not None else None
         if found is None:
             with self._few_tasks():
@@ -171,7 +171,7 @@ class Transaction:
         return list(files)
 
     def skip_files(self, predicates: Any) -> set[str]:
-        """Return the paths of the files that Delta's own data skipping leaves for a Scala Seq of predicates."""
+        """Return the paths of the files that Delta's own data skipping keeps for a Scala Seq of predicates."""
         with self._few_tasks():
             scanned = self.snapshot.filesForScan(predicates, False).files()
         return {entry["path"] for entry in to_python(self.jvm, scanned)}
@@ -183,18 +183,18 @@ class Transaction:
     def track_read(
         self, files: Sequence[dict[str, Any]], partition_values: Mapping[str, Collection[Any]] | None = None
     ) -> None:
-        """Tell the transaction what was read, so that it knows a conflict when it sees one.
+        """Tell the transaction what was read, so that it can detect conflicts.
 
         Args:
             files: The AddFiles that were read.
-            partition_values: The values of partition columns that the read was limited to.
+            partition_values: The values of partition columns to which the read was limited.
         """
         jvm = self.jvm
         in_list = java_class(jvm, "org.apache.spark.sql.catalyst.expressions.In")
         predicates = []
         for name, values in (partition_values or {}).items():
-            # The conflict checker finds the column by its name; resolved or not makes no difference to it. Before, it takes a
-            # backtick from either end, which Spark puts there for names with a dot alone.
+            # The conflict checker finds the column by its name, resolved or not. It first strips a backtick from either
+            # end, which Spark puts there only for names with a dot.
             quoted = name if "." in name else f"`{name}`"
             column = java_class(jvm, "org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute")(seq(jvm, [quoted]))
             predicates.append(in_list(column, seq(jvm, [self._literal(value) for value in values])))
@@ -214,12 +214,12 @@ class Transaction:
     def write(self, frame: DataFrame) -> Any:
         """Write the frame's rows as new files and return the handle of their FileActions.
 
-        The columns must have the table's names and types. After this returns the files exist and no reader can see them.
+        The columns must have the table's names and types. When it returns, the files exist and no reader can see them.
         """
         return self.handle.writeFiles(frame._jdf)
 
     def delete_new_files(self, new_files: Any) -> None:
-        """Delete files that `write` wrote and that no commit will name; where that fails they are left for VACUUM."""
+        """Delete files that `write` wrote and no commit will name; files that cannot be deleted are left for VACUUM."""
         operations = java_class(self.jvm, "org.apache.spark.sql.delta.util.DeltaFileOperations")
         for action in file_actions(self.jvm, new_files):
             if "add" in action:
@@ -230,10 +230,10 @@ class Transaction:
                     logger.warning("%s: a file is left for VACUUM: %s", self.table.name, error)
 
     def overwrite(self, frame: DataFrame, *, overwrite_schema: bool) -> Any:
-        """Write the frame as the new contents of the table through Delta's own command, which checks and casts the schema.
+        """Write the frame as the table's new contents with Delta's own command, which checks and casts the schema.
 
         Returns:
-            The handle of the FileActions: the new files, and the removal of every file there was.
+            The handle of the FileActions: the new files, and the removal of every existing file.
         """
         jvm = self.jvm
         options = scala_map(jvm, {"overwriteSchema": "true"} if overwrite_schema else {})
@@ -269,14 +269,14 @@ class Transaction:
         """Commit everything at once.
 
         Args:
-            transactions: Application id to batch id, as SetTransactions.
+            transactions: Batch id by application id, as SetTransactions.
             changes: The file actions.
             operation: Handle of the DeltaOperation.
-            metrics: Handle of a Scala map from name to SQLMetric: the operation metrics, if there are any.
-            is_empty_allowed: Whether a commit without any action is made.
+            metrics: Handle of a Scala map from name to SQLMetric, the operation metrics; None for none.
+            is_empty_allowed: Whether to commit without any action.
 
         Returns:
-            The version, or None when there was nothing to commit.
+            The version, or None if there was nothing to commit.
         """
         jvm = self.jvm
         self.handle.registerSQLMetrics(
@@ -310,7 +310,7 @@ class Transaction:
     def find_own_commit(self, newest: int) -> int | None:
         """Return the version at which this transaction landed, looking at all commits up to `newest`.
 
-        Delta writes the transaction's id into the commit, which is the only thing that tells a landed commit from a lost one.
+        Delta writes the transaction's id into the commit; only this id tells a landed commit from a lost one.
         """
         own = str(self.handle.txnId())
         for version in range(self.version + 1, newest + 1):
@@ -321,12 +321,12 @@ class Transaction:
 
 
 def without_stats(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return AddFiles without their statistics, the bulk of them, for calls that do not look at these."""
+    """Return AddFiles without their statistics, which are most of their size, for calls that ignore them."""
     return [{name: value for name, value in file.items() if name != "stats"} for file in files]
 
 
 def file_actions(jvm: Any, new_files: Any) -> list[dict[str, Any]]:
-    """Return FileActions that Delta made as the log writes them: `{"add": ...}`, `{"cdc": ...}` or `{"remove": ...}`."""
+    """Return FileActions that Delta made, as in the log: `{"add": ...}`, `{"cdc": ...}` or `{"remove": ...}`."""
     return [{_kind_of(action): action} for action in to_python(jvm, new_files)]
 
 

@@ -1,4 +1,4 @@
-"""Operation metrics as Spark knows them: for the commit, and on a node of their own above the query's plan in the UI."""
+"""Sets Spark's operation metrics, for the commit and for a node above the query's plan in the UI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stream_merge.bridge.sessions import RunningQuery
 
 
 class OperationMetrics:
-    """SQLMetrics that live as long as the sink: making them anew would cost a hundred calls a batch."""
+    """SQLMetrics that live as long as the sink; making them for each batch would cost a hundred calls."""
 
     def __init__(self, spark: SparkSession, names: Sequence[str]) -> None:
         """Make a metric for each name; names that end with `Ms` are times in milliseconds."""
@@ -47,8 +47,8 @@ class OperationMetrics:
     def show(self, query: RunningQuery, node: str) -> None:
         """Put a node with the metrics on top of the running batch's plan in the UI.
 
-        Spark shows metrics only on nodes of a plan, and `foreachBatch` has none for what the function does. The event by
-        which adaptive execution replaces the shown plan is meant for exactly this.
+        Spark shows metrics only on plan nodes, and `foreachBatch` has no node for what the function does. The event
+        with which adaptive execution replaces the shown plan can add one.
         """
         jvm: Any = self._spark._jvm
         context = self._spark.sparkContext._jsc.sc()
@@ -66,7 +66,7 @@ class OperationMetrics:
         )
 
     def _text_of(self, plan: Any, run_id: str) -> str:
-        """Return the plan as text: of the run's first batch, since to write it for each takes longer than all else here."""
+        """Return the plan of the run's first batch as text; formatting each batch's plan would take too long."""
         if self._text[0] != run_id:
             self._text = (run_id, f"(as planned for the first batch of the run)\n{plan}")
         return self._text[1]

@@ -1,4 +1,4 @@
-"""A Delta table as a merge sees it: its active files and their statistics, its features, its deletion vectors, its log store.
+"""Reads a Delta table as a merge needs it: active files and statistics, features, deletion vectors, log store.
 
-`exactly_once` says whether a batch is in the table already. May import `bridge`.
+`exactly_once` decides whether a batch is already in the table. May import `bridge`.
 """

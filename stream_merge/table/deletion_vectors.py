@@ -1,8 +1,8 @@
-"""Reads and writes deletion vectors in Delta's format, on the driver, without a call into the JVM per file.
+"""Reads and writes deletion vectors in Delta's format on the driver, without a JVM call for each file.
 
 The format is that of the Delta protocol ("Deletion Vectors", "Deletion Vector Format"): a 64-bit Roaring bitmap in the
-portable serialisation behind a magic number, in a file that the vectors of one commit share. The log itself could hold small
-ones, and such are read, but Delta's VACUUM fails on a table that has one.
+portable serialisation after a magic number, in a file that the vectors of one commit share. The log itself may hold
+small vectors; they are read but not written, since Delta's VACUUM fails on a table with one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyroaring import BitMap, BitMap64
 
 MAGIC = struct.pack("<I", 1681511377)
 NATIVE_MAGIC = struct.pack(">I", 1681511376)
-"""Of Delta's older serialisation, which is read but not written."""
+"""Marks Delta's older serialisation, which is read but not written."""
 
 FILE_FORMAT_VERSION = b"\x01"
 MAX_CACHED_BYTES = 64 * 1024 * 1024
@@ -30,7 +30,7 @@ _Z85_VALUES = {character: value for value, character in enumerate(_Z85)}
 
 
 def z85_encode(data: bytes) -> str:
-    """Encode bytes, a multiple of four, as Z85 (ZeroMQ RFC 32)."""
+    """Encode bytes, whose number is a multiple of four, as Z85 (ZeroMQ RFC 32)."""
     encoded = bytearray()
     for (word,) in struct.iter_unpack(">I", data):
         digits = bytearray(5)
@@ -42,7 +42,7 @@ def z85_encode(data: bytes) -> str:
 
 
 def z85_decode(text: str) -> bytes:
-    """Decode Z85 text, a multiple of five characters."""
+    """Decode Z85 text, whose length is a multiple of five."""
     words = []
     for start in range(0, len(text), 5):
         word = 0
@@ -58,10 +58,10 @@ def serialize(rows: BitMap64) -> bytes:
 
 
 def deserialize(data: bytes) -> BitMap64:
-    """Return the bitmap of bytes that Delta stored.
+    """Return the bitmap from bytes that Delta stored.
 
     Raises:
-        ValueError: The bytes are no bitmap of this format.
+        ValueError: The bytes are not a bitmap in this format.
     """
     if data[:4] == NATIVE_MAGIC:
         return _deserialize_native(data)
@@ -71,7 +71,7 @@ def deserialize(data: bytes) -> BitMap64:
 
 
 def _deserialize_native(data: bytes) -> BitMap64:
-    """Read one 32-bit bitmap, behind its size, for each value of the upper 32 bits from 0 on."""
+    """Read one 32-bit bitmap, preceded by its size, for each value of the upper 32 bits, counting from 0."""
     (count,) = struct.unpack_from(">I", data, 4)
     rows, offset = BitMap64(), 8
     for upper in range(count):
@@ -84,7 +84,7 @@ def _deserialize_native(data: bytes) -> BitMap64:
 
 @dataclass(frozen=True, slots=True)
 class StoredVector:
-    """Where a deletion vector is: the descriptor of the Delta protocol."""
+    """The location of a deletion vector: the descriptor of the Delta protocol."""
 
     storage_type: str
     path_or_inline: str
@@ -111,7 +111,7 @@ class StoredVector:
         return descriptor | {"sizeInBytes": self.size_in_bytes, "cardinality": self.cardinality}
 
     def path(self) -> str:
-        """Return the path of the vector's file: relative to the table, or absolute for storage type p."""
+        """Return the path of the vector's file, relative to the table; absolute for storage type p."""
         if self.storage_type == "p":
             return self.path_or_inline
         prefix, encoded = self.path_or_inline[:-20], self.path_or_inline[-20:]
@@ -121,7 +121,7 @@ class StoredVector:
 
 @dataclass(slots=True)
 class VectorCache:
-    """Bitmaps by descriptor, so that a stream need not read again what it wrote a batch before; bounded in bytes."""
+    """Caches bitmaps by descriptor, so that a stream does not read what its last batch wrote; bounded in bytes."""
 
     _bitmaps: OrderedDict[StoredVector, bytes] = field(default_factory=OrderedDict)
     _bytes: int = 0
@@ -130,7 +130,7 @@ class VectorCache:
         """Return the bitmap of a stored vector.
 
         Args:
-            vector: Where it is.
+            vector: The vector's location.
             read_range: Reads `length` bytes at `offset` of a file of the table.
         """
         cached = self._bitmaps.get(vector)
@@ -139,7 +139,7 @@ class VectorCache:
             return deserialize(cached)
         if vector.storage_type == "i":
             return deserialize(z85_decode(vector.path_or_inline)[: vector.size_in_bytes])
-        # At the offset stands the size again, four bytes, which the descriptor has told already.
+        # The four bytes at the offset repeat the size, which the descriptor has already.
         data = read_range(vector.path(), (vector.offset or 0) + 4, vector.size_in_bytes)
         self.keep(vector, data)
         return deserialize(data)
@@ -165,7 +165,7 @@ class VectorWriter:
     _id: uuid.UUID = field(default_factory=uuid.uuid4)
 
     def add(self, rows: BitMap64) -> StoredVector:
-        """Store a bitmap and return where it is."""
+        """Store a bitmap and return its location."""
         data = serialize(rows)
         offset = len(self._content)
         self._content += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
@@ -174,7 +174,7 @@ class VectorWriter:
         return vector
 
     def file(self) -> tuple[str, bytes] | None:
-        """Return path and content of the file that has to exist before the commit, or None without any vector."""
+        """Return path and content of the file that must exist before the commit; None if there are no vectors."""
         if len(self._content) == len(FILE_FORMAT_VERSION):
             return None
         name = f"deletion_vector_{self._id}.bin"
@@ -184,13 +184,13 @@ class VectorWriter:
 def delete_rows(
     add: Mapping[str, Any], vector: StoredVector, *, now_ms: int, num_rows: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the AddFile with the new vector and the RemoveFile of the one before, as Delta's `removeRows` does.
+    """Return the AddFile with the new vector and the RemoveFile of the old one, as Delta's `removeRows` does.
 
     Args:
-        add: The file as the log has it.
-        vector: Where the vector of all its deleted rows is.
+        add: The file as in the log.
+        vector: The location of the vector of all its deleted rows.
         now_ms: The time of the removal, in milliseconds since the epoch.
-        num_rows: How many rows the file has, where its statistics do not tell: Delta demands it of a file with a vector.
+        num_rows: The file's number of rows if its statistics lack it; Delta requires it of a file with a vector.
     """
     stats = with_wide_bounds(add.get("stats") or "{}")
     if num_rows is not None:
@@ -201,13 +201,13 @@ def delete_rows(
 
 
 def with_wide_bounds(stats: str) -> str:
-    """Return a file's statistics with the note that its bounds may be wider than the rows that are left.
+    """Return a file's statistics with the note that its bounds may be wider than the remaining rows.
 
-    All else stays as it is, byte for byte: the numbers of a decimal column have more digits than Python's floats, and bounds that
-    are rounded hide rows from every reader.
+    Everything else stays the same, byte for byte: decimals have more digits than Python's floats, and rounded bounds
+    would hide rows from every reader.
 
     Args:
-        stats: The statistics as the log has them, a JSON object.
+        stats: The statistics as in the log, a JSON object.
     """
     decoder = json.JSONDecoder()
 

@@ -1,4 +1,4 @@
-"""Exactly once: decides whether a batch is in the table, also after a commit that failed."""
+"""Decides whether a batch is in the table, also after a failed commit, so that it is merged exactly once."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ MAX_BACKOFF_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchIdentity:
-    """Under which ids a batch is recorded in the table.
+    """The ids under which the table records a batch.
 
     Attributes:
         app_id: Application id of the SetTransaction.
         batch_id: The micro-batch's number.
-        planned_ms: When the query planned the batch, in milliseconds since the epoch; None when that is not known. The
-            checkpoint keeps it, so it tells a replay from another batch of the same number: that of a new checkpoint under a
-            fixed `app_id`, or of an older copy of the checkpoint.
+        planned_ms: When the query planned the batch, in milliseconds since the epoch; None if unknown. The checkpoint
+            keeps it, so it tells a replay from another batch with the same number, which comes from a new checkpoint
+            under a fixed `app_id` or from an older copy of the checkpoint.
     """
 
     app_id: str
@@ -53,7 +53,7 @@ class BatchIdentity:
         return f"{self.app_id}/planned-ms"
 
     def set_transactions(self) -> dict[str, int]:
-        """Return what the commit records: application id to version."""
+        """Return the version that the commit records for each application id."""
         planned = {} if self.planned_ms is None else {self._planned_app_id: self.planned_ms}
         return {self.app_id: self.batch_id} | planned
 
@@ -62,23 +62,24 @@ class BatchIdentity:
 
         Args:
             transaction: The version that is read.
-            last_committed: The last batch that is known to have been committed to the table under this application id, if any.
+            last_committed: The last batch known to be committed to the table under this application id; None if
+                unknown.
 
         Raises:
-            BatchIdRegressionError: The table holds a later batch, or another one of this number.
-            CommitLostError: It does not hold the last one that was committed.
+            BatchIdRegressionError: The table holds a later batch, or another batch with this number.
+            CommitLostError: The table does not hold `last_committed`.
         """
         recorded = transaction.last_batches(list(self.set_transactions()))
         last = recorded.get(self.app_id)
         if last_committed is not None and (last is None or last < last_committed):
             raise CommitLostError(
-                f"{transaction.table.name}: a commit was overwritten. Batch {last_committed} of application {self.app_id!r} was "
-                f"committed, and the table at version {transaction.version} knows of "
-                f"{'none' if last is None else f'none after batch {last}'}. Another writer has written the same version, as it may "
-                "where the table's LogStore does not exclude it (S3 with Delta's default), or the table was replaced by an older "
-                "copy. Let one driver write alone, or set a LogStore that serves several, then begin anew with a checkpoint from "
-                "before the lost batch. If the table may do without it, delete the folder stream_merge in the checkpoint, and "
-                "start the query again"
+                f"{transaction.table.name}: a commit was overwritten. Batch {last_committed} of application "
+                f"{self.app_id!r} was committed, but the table at version {transaction.version} knows of "
+                f"{'none' if last is None else f'none after batch {last}'}. Either another writer wrote the same "
+                "version, which some LogStores allow (Delta's default on S3), or the table was replaced by an older "
+                "copy. Let only one driver write, or set a LogStore for several, then restart from a checkpoint from "
+                "before the lost batch. If the table does not need the batch, delete the folder stream_merge in the "
+                "checkpoint and restart the query"
             )
         if last is None:
             self._check_retention(transaction)
@@ -91,7 +92,7 @@ class BatchIdentity:
         raise BatchIdRegressionError(self.app_id, self.batch_id, last)
 
     def _check_retention(self, transaction: Transaction) -> None:
-        """Refuse a batch whose record the table may have forgotten: one that was planned longer ago than it keeps records.
+        """Refuse a batch that was planned longer ago than the table keeps its records.
 
         Raises:
             UnsupportedTableError: The table cannot tell whether it holds the batch.
@@ -101,30 +102,31 @@ class BatchIdentity:
             return
         if time.time_ns() // 1_000_000 - self.planned_ms >= retention_ms:
             raise UnsupportedTableError(
-                f"{transaction.table.name}: batch {self.batch_id} of application {self.app_id!r} was planned longer ago than "
-                "delta.setTransactionRetentionDuration, after which the table forgets what it holds. It may hold the batch: look "
-                "in DESCRIBE HISTORY whether a MERGE was committed since. Then unset the property, and start the query again, with "
-                "a new checkpoint if it was"
+                f"{transaction.table.name}: batch {self.batch_id} of application {self.app_id!r} was planned longer "
+                "ago than delta.setTransactionRetentionDuration, after which the table forgets which batches it holds. "
+                "Look in DESCRIBE HISTORY whether a MERGE has committed it since. Then unset the property and restart "
+                "the query, with a new checkpoint if the batch was committed"
             )
 
 
 _MAX_CALLS = 10_000
 _lock = threading.Lock()
 _calls: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
-"""Application id and table to the run of a query and the micro-batch that it has called a sink for last, in this process."""
+"""Maps application id and table to the query's run and the last micro-batch for which it called a sink, in this
+process."""
 
 
 @contextmanager
 def called_once(target: str, table_id: str, identity: BatchIdentity | None, run_id: str | None) -> Iterator[None]:
-    """Refuse a second call for a table in one micro-batch, whose rows would be taken for a replay, and lost.
+    """Refuse a second call for a table in one micro-batch: its rows would be taken for a replay and lost.
 
-    A replay comes in another run of the query. A call that raised does not count: it may be tried again.
+    A replay comes in another run of the query. A call that raised does not count, so it may be repeated.
 
     Args:
-        target: The table, as messages name it.
-        table_id: Delta's id of it.
-        identity: Under which ids the batch is recorded; None outside a stream.
-        run_id: The run of the query; None where no query is known.
+        target: The table's name in messages.
+        table_id: Delta's id of the table.
+        identity: The ids under which the batch is recorded; None outside a stream.
+        run_id: The run of the query; None if no query is known.
 
     Raises:
         ConfigError: Another call for the table has ended in this micro-batch.
@@ -138,9 +140,10 @@ def called_once(target: str, table_id: str, identity: BatchIdentity | None, run_
     if is_second:
         raise ConfigError(
             [
-                f"{target}: batch {identity.batch_id} is merged a second time by the same query. The table records one merge for "
-                "each batch and app_id, so that the rows of this call would be left out as a replay. Give each sink of the table "
-                "an app_id of its own, which must stay the same for ever, or put the rows of both calls into one frame"
+                f"{target}: batch {identity.batch_id} is merged a second time by the same query. The table records one "
+                "merge for each batch and app_id, so it would skip the rows of this call as a replay. Give each sink "
+                "of the table an app_id of its own, which must never change, or put the rows of both calls into one "
+                "frame"
             ]
         )
     yield
@@ -153,12 +156,12 @@ def called_once(target: str, table_id: str, identity: BatchIdentity | None, run_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a commit that raised.
+    """The outcome of a commit that raised an error.
 
     Attributes:
-        version: The version at which it landed, or None.
+        version: The version at which it landed; None if it did not, or if that is not known.
         is_landed: Whether the table holds the batch, in a commit of unknown version: this one, or that of another process.
-        conflict: Delta's name of the conflict, when it was one.
+        conflict: Delta's name of the conflict; None if it was none.
     """
 
     version: int | None = None
@@ -172,13 +175,13 @@ class Outcome:
 
 
 def settle(table: Table, transaction: Transaction, identity: BatchIdentity | None, error: BaseException) -> Outcome:
-    """Find out whether a commit landed that raised an error.
+    """Find out whether a commit that raised an error landed.
 
-    The exception does not tell: a store may write the commit and lose the answer, and Delta then reports a conflict of the
-    commit with itself. What the log holds decides.
+    The exception does not tell: a store may write the commit and lose the answer, and Delta then reports a conflict of
+    the commit with itself. Only the log tells.
 
     Raises:
-        CommitStateUnknownError: The log can't be read.
+        CommitStateUnknownError: The log cannot be read.
     """
     try:
         now = table.begin()
@@ -191,8 +194,8 @@ def settle(table: Table, transaction: Transaction, identity: BatchIdentity | Non
         raise
     except Exception as unreadable:  # noqa: BLE001 - whatever hinders the reading, the state is unknown
         raise CommitStateUnknownError(
-            f"{table.name}: the commit failed ({error}), and the log can't be read to see whether it landed ({unreadable}). "
-            "Nothing was cleaned up. Restart the query: the batch is skipped if it is in the table."
+            f"{table.name}: the commit failed ({error}), and the log cannot be read to see whether it landed "
+            f"({unreadable}). Nothing was cleaned up. Restart the query: it skips the batch if the table has it."
         ) from error
     return Outcome(conflict=conflict_name(error))
 
@@ -239,7 +242,7 @@ class Retries:
 
 
 def back_off(attempt: int) -> None:
-    """Wait before another attempt: twice as long each time, jittered, so that writers do not meet again."""
+    """Wait before another attempt: twice as long each time, with jitter, so that writers do not collide again."""
     time.sleep(min(MAX_BACKOFF_SECONDS, 0.05 * 2**attempt) * random.uniform(0.5, 1.5))
 
 

@@ -1,4 +1,4 @@
-"""Names the table features that the sink maintains; all others are refused before anything is written."""
+"""Lists the table features that the sink maintains; it refuses all others before it writes anything."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from stream_merge.errors import UnsupportedTableError
 
 GENERATED = "delta.generationExpression"
-"""In the metadata of a generated column."""
+"""Metadata key of a generated column."""
 
 CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
-"""In the metadata of a column that was declared as CHAR or VARCHAR: its declared type; its type is STRING."""
+"""Metadata key that holds the declared type of a CHAR or VARCHAR column, whose type is STRING."""
 
 MAINTAINED = frozenset(
     {
@@ -34,7 +34,7 @@ MAINTAINED = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Writer features with a test of their own."""
+"""Writer features, each with a test."""
 
 # Features that do nothing until a property or a column asks for them.
 _HARMLESS_WHILE_UNUSED = {
@@ -51,7 +51,7 @@ def check_supported(
     """Raise if the table has a feature that a merge by this library would not maintain.
 
     Raises:
-        UnsupportedTableError: Names the feature and the way out.
+        UnsupportedTableError: It has; the error names the feature and the way out.
     """
     properties = metadata.get("configuration") or {}
     identity = [
@@ -70,7 +70,7 @@ def check_supported(
     if unknown:
         raise UnsupportedTableError(
             f"{name} has the table feature(s) {', '.join(sorted(unknown))}, which this version does not maintain. "
-            "Merge into a table without, or drop the feature: ALTER TABLE ... DROP FEATURE ...."
+            "Merge into a table without it, or drop the feature: ALTER TABLE ... DROP FEATURE ...."
         )
 
 

@@ -1,7 +1,7 @@
-"""Keeps the active files of a table from version to version, and skips those that a batch cannot match.
+"""Tracks the active files of a table from version to version, and skips those that a batch cannot match.
 
-Delta answers both questions with Spark jobs over the table's state, whose cost is that of the table. A stream asks
-after every batch, when nearly nothing has changed: what the commits since say is enough.
+Delta does both with Spark jobs over the table's state, whose cost grows with the table. A stream asks after every
+batch, when almost nothing has changed, so the commits since the last version are enough.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 MAX_REPLAYED_COMMITS = 50
-"""After more commits by others the list is taken anew instead."""
+"""After more commits by others, the list is loaded again instead."""
 
 _LAST_LOCAL_MEAN_TIME = datetime(1973, 1, 1, tzinfo=timezone.utc)
-"""From here on the offset of every time zone is one of whole minutes: Liberia's was the last that was not."""
+"""From here on, the offset of every time zone is a whole number of minutes; Liberia's was the last that was not."""
 
 _CUT_OFFSET = timedelta(minutes=1)
 
@@ -35,7 +35,7 @@ class DataFile:
     """An active file.
 
     Attributes:
-        add: The AddFile as the log writes it.
+        add: The AddFile as in the log.
     """
 
     add: dict[str, Any]
@@ -48,7 +48,7 @@ class DataFile:
 
     @property
     def undeleted(self) -> dict[str, Any]:
-        """The AddFile without its deletion vector: to read every row there ever was."""
+        """The AddFile without its deletion vector, for reading deleted rows as well."""
         return {name: value for name, value in self.add.items() if name != "deletionVector"}
 
     @property
@@ -58,47 +58,47 @@ class DataFile:
 
     @property
     def partition_values(self) -> dict[str, str | None]:
-        """Physical name of each partition column to its value as text."""
+        """Value of each partition column as text, by physical name."""
         return dict(self.add.get("partitionValues") or {})
 
     @property
     def num_deleted_rows(self) -> int:
-        """How many rows the deletion vector marks."""
+        """Number of rows that the deletion vector marks."""
         vector = self.add.get("deletionVector")
         return int(vector["cardinality"]) if vector else 0
 
     @property
     def stats(self) -> dict[str, Any]:
-        """The statistics, empty where there are none."""
+        """The statistics; empty if there are none."""
         if self._stats is None:
-            # A float would round decimals of more than some 15 digits.
+            # A float would round decimals of more than about 15 digits.
             self._stats = json.loads(self.add["stats"], parse_float=Decimal) if self.add.get("stats") else {}
         return self._stats
 
     @property
     def num_physical_rows(self) -> int | None:
-        """Rows in the file, deleted ones included; None when the statistics do not tell."""
+        """Rows in the file, including deleted ones; None if the statistics lack the number."""
         value = self.stats.get("numRecords")
         return None if value is None else int(value)
 
     @property
     def num_rows(self) -> int | None:
-        """Rows that a reader sees; None when the statistics do not tell."""
+        """Rows that a reader sees; None if the statistics lack the number."""
         physical = self.num_physical_rows
         return None if physical is None else physical - self.num_deleted_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRange:
-    """What a batch can match in one target column.
+    """The values of one target column that a batch can match.
 
     Attributes:
         physical_path: Name in statistics and partition values.
         type_name: Spark's name of the type.
-        low: Smallest value in the batch; None when the batch has only nulls.
+        low: Smallest value in the batch; None if the batch has only NULLs.
         high: Largest value.
-        has_null: Whether a null of the batch matches a null of the table.
-        values: All values, when they are few; used for partition columns.
+        has_null: Whether a NULL of the batch matches a NULL of the table.
+        values: All values, if they are few; used for partition columns.
     """
 
     physical_path: str
@@ -136,12 +136,12 @@ class KeyRange:
 
 
 def is_prunable(type_name: str) -> bool:
-    """Whether the bounds of this type can be compared on the driver as Spark compares values."""
+    """Whether the driver can compare bounds of this type as Spark compares values."""
     return type_name in (*INTEGER_TYPES, "string", "date", "timestamp") or type_name.startswith("decimal")
 
 
 def parse_stat(value: Any, type_name: str, *, is_upper: bool = False) -> Any:
-    """Return a bound of a file's statistics as a comparable value, or None when it tells nothing."""
+    """Return a bound of a file's statistics as a comparable value, or None if it is unusable."""
     if value is None:
         return None
     if type_name in INTEGER_TYPES:
@@ -156,7 +156,7 @@ def parse_stat(value: Any, type_name: str, *, is_upper: bool = False) -> Any:
         moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
         if moment.tzinfo is None:
             return None
-        # Delta cuts timestamps in statistics to milliseconds, and the offsets of local mean time to minutes.
+        # Delta truncates timestamps in statistics to milliseconds, and the offsets of local mean time to minutes.
         slack = _CUT_OFFSET if moment < _LAST_LOCAL_MEAN_TIME else timedelta()
         moment += slack + timedelta(milliseconds=1) if is_upper else -slack
     except (ValueError, OverflowError):
@@ -165,7 +165,7 @@ def parse_stat(value: Any, type_name: str, *, is_upper: bool = False) -> Any:
 
 
 def parse_partition_value(text: str, type_name: str) -> Any:
-    """Return a partition value as a comparable value, or None when it can't be told (then the file is kept)."""
+    """Return a partition value as a comparable value; None if unknown, so that the file is kept."""
     try:
         if type_name in INTEGER_TYPES:
             return int(text)
@@ -177,17 +177,17 @@ def parse_partition_value(text: str, type_name: str) -> Any:
             return Decimal(text)
     except (ValueError, ArithmeticError):
         return None
-    # Time zones of timestamps as partition values depend on who wrote them.
+    # The time zone of a timestamp as partition value depends on the writer.
     return None
 
 
 FIRST_MICROS = -62_135_596_800_000_000
 LAST_MICROS = 253_402_300_799_999_999
-"""The first and the last moment of Python's years, 1 to 9999."""
+"""The first and the last instant of Python's years, 1 to 9999."""
 
 
 def comparable(value: Any, type_name: str = "") -> Any:
-    """Return a value that Spark collected so that it compares with a parsed bound; a timestamp may be in microseconds."""
+    """Return a value collected by Spark so that it compares with a parsed bound; timestamps may be microseconds."""
     if type_name == "timestamp" and isinstance(value, int):
         return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=value)
     if isinstance(value, datetime) and value.tzinfo is None:
@@ -226,13 +226,13 @@ class TableFiles:
         read_commit: Callable[[int], Iterable[Mapping[str, Any]]],
         load: Callable[[], Sequence[dict[str, Any]]],
     ) -> None:
-        """Bring the list to a version: by the commits since, or anew where these are too many or gone.
+        """Bring the list to a version: by the commits since, or from scratch if these are too many or gone.
 
         Args:
-            table_id: Delta's id of the table; another one means that the table was replaced.
+            table_id: Delta's id of the table; a different one means that the table was replaced.
             version: The version to reach.
-            read_commit: Gives the actions of a version's commit; raises FileNotFoundError when it is gone.
-            load: Gives all AddFiles of the version.
+            read_commit: Returns the actions of a version's commit; raises FileNotFoundError if it is gone.
+            load: Returns all AddFiles of the version.
         """
         behind = version - self.version
         if behind or table_id != self.table_id:
@@ -269,8 +269,8 @@ class TableFiles:
         """Return the candidate files: those in which a row can match.
 
         Args:
-            ranges: What the batch can match; a row must be in each of them.
-            paths: If given, only these are looked at.
+            ranges: The values that the batch can match; a row must be in each of them.
+            paths: If given, only these files are considered.
         """
         files = self._files.values() if paths is None else [f for p, f in self._files.items() if p in paths]
         return [file for file in files if all(key_range.may_match(file) for key_range in ranges)]
@@ -283,19 +283,19 @@ class TableFiles:
             root: The table's folder as a URI.
 
         Raises:
-            KeyError: No active file has it.
+            KeyError: No active file has the URI.
         """
         for path in _log_paths(uri, root):
             if path in self._files:
                 return self._files[path]
-        # Other writers escape other characters than Spark does: + as %2B, and all that is not ASCII.
+        # Other writers escape other characters than Spark does: + as %2B, and everything that is not ASCII.
         if self._by_name is None:
             self._by_name = {_full_name(path, root): file for path, file in self._files.items()}
         return self._by_name[_full_name(uri, root)]
 
 
 def _full_name(path: str, root: str) -> str:
-    """Return the full name of a file, in which nothing is escaped.
+    """Return the full, unescaped name of a file.
 
     Args:
         path: The file's path as in the log, or a URI.
@@ -310,7 +310,7 @@ def _full_name(path: str, root: str) -> str:
 
 
 def _log_paths(uri: str, root: str) -> Iterable[str]:
-    """Return how the log may write a file: relative to the table, or absolute (after a shallow clone)."""
+    """Yield the forms in which the log may name a file: relative to the table, or absolute (after a shallow clone)."""
     for base in (root, root.replace(":///", ":/"), root.replace(":/", ":///", 1)):
         prefix = base.rstrip("/") + "/"
         if uri.startswith(prefix):
@@ -322,5 +322,5 @@ def _log_paths(uri: str, root: str) -> Iterable[str]:
 
 
 def now_ms() -> int:
-    """Return the time for deletion timestamps, in milliseconds since the epoch."""
+    """Return the current time for deletion timestamps, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Names the Delta log stores that keep the commits of several writers apart."""
+"""Finds Delta log stores that let several writers overwrite each other's commits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from stream_merge.errors import UnsupportedTableError
 
 S3_SCHEMES = ("s3", "s3a", "s3n")
 CONDITIONAL_CREATE = "streammerge.ConditionalCreateLogStore"
-"""The log store of this library, whose commits are conditional PUTs."""
+"""The log store of this library, which commits with conditional PUTs."""
 
 _SINGLE_DRIVER = "S3SingleDriverLogStore"
-# They ask Hadoop for a file that must not replace another. On S3 that is a look, and then a plain PUT, between which another writer
-# may come; with fs.s3a.create.performance it is the PUT alone.
+# They create a file that must not replace another one. On S3, Hadoop then checks whether the file exists and PUTs it,
+# so another writer may come between; with fs.s3a.create.performance it does not even check.
 _UNCONDITIONAL_ON_S3 = (
     "AzureLogStore",
     "GCSLogStore",
@@ -22,12 +22,12 @@ _DELTA = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
 
 
 def find_log_store_fault(scheme: str, log_store: str, *, single_writer: bool) -> str | None:
-    """Return why commits of two writers to one table could overwrite each other; None where they cannot.
+    """Return why two writers could overwrite each other's commits to a table; None if they cannot.
 
-    A log store that is neither Delta's nor ours is trusted.
+    The check trusts log stores that are neither Delta's nor this library's.
 
     Args:
-        scheme: The scheme of the table's path; "file" for one without.
+        scheme: The scheme of the table's path; "file" for a path without one.
         log_store: The full name of the class that writes the table's commits.
         single_writer: Whether the user has said that no other process writes to the table.
     """
@@ -35,21 +35,21 @@ def find_log_store_fault(scheme: str, log_store: str, *, single_writer: bool) ->
         return None
     package = next((prefix for prefix in _DELTA if log_store.startswith(prefix)), None)
     name = log_store.removeprefix(package or "")
-    is_shared_by_nobody = name == _SINGLE_DRIVER or (scheme in S3_SCHEMES and name in _UNCONDITIONAL_ON_S3)
-    if package is None or not is_shared_by_nobody:
+    can_overwrite = name == _SINGLE_DRIVER or (scheme in S3_SCHEMES and name in _UNCONDITIONAL_ON_S3)
+    if package is None or not can_overwrite:
         return None
     return (
         f"its LogStore for {scheme}: is {log_store}, with which two writers overwrite each other's commits. Set "
-        f"spark.delta.logStore.{scheme}.impl to one that keeps them apart (see Object stores in docs/operations.md), or say "
-        "single_writer=True if no other process, OPTIMIZE and DELETE included, ever writes to the table"
+        f"spark.delta.logStore.{scheme}.impl to one that prevents this (see Object stores in docs/operations.md), or "
+        "set single_writer=True if no other process ever writes to the table, not even OPTIMIZE or DELETE"
     )
 
 
 def check_log_store(target: str, scheme: str, log_store: str, *, single_writer: bool) -> None:
-    """Raise if commits of two writers to the table could overwrite each other; see `find_log_store_fault`.
+    """Raise if two writers could overwrite each other's commits to the table; see `find_log_store_fault`.
 
     Raises:
-        UnsupportedTableError: Names the log store and the ways out.
+        UnsupportedTableError: They could; the error names the log store and the ways out.
     """
     fault = find_log_store_fault(scheme, log_store, single_writer=single_writer)
     if fault is not None:

@@ -308,7 +308,7 @@ def test_a_log_store_that_lets_writers_overwrite_each_other(find, land, single_d
     found = find(text)
     assert [line.split(":")[2] for line in found] == [" tables[0].target", " tables[0].quarantine"]
     assert all(f"its LogStore for file: is {single_driver_log_store}" in line for line in found)
-    assert all("say single_writer = true" in line for line in found)
+    assert all("set single_writer = true" in line for line in found)
     assert find(text + "single_writer = true\n") == []
 
 

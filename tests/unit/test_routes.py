@@ -60,7 +60,8 @@ def test_a_name_that_two_patterns_match_is_an_error_with_all_others():
     with pytest.raises(ConfigError) as caught:
         targets(sinks, "shop.orders", "shop.items", "shop.x.orders")
     assert caught.value.faults == tuple(
-        rf"'{name}' matches the pattern 'shop\\..*' and the pattern '.*\\.orders'; narrow a pattern, or name the source itself"
+        rf"'{name}' matches the pattern 'shop\\..*' and the pattern '.*\\.orders'; "
+        "narrow a pattern, or name the source itself"
         for name in ("shop.orders", "shop.x.orders")
     )
 
