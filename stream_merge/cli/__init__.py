@@ -1,4 +1,4 @@
-"""The command `stream-merge`: a pipeline from a file, its progress, and what a table's own commits tell about it.
+"""Provides the command `stream-merge`: runs a pipeline from a file, shows its progress and the state of tables.
 
-Needs the extra `cli`; nothing in the library itself imports this package.
+Needs the extra `cli`; the library itself never imports this package.
 """

@@ -1,4 +1,4 @@
-"""`python -m stream_merge.cli` is `stream-merge`."""
+"""Runs `stream-merge` as `python -m stream_merge.cli`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stream_merge.cli.errors import ExitCode, missing_package
 
 
 def main() -> NoReturn:
-    """Run the command. It is installed without the extra `cli`, too; where that is missing, say so."""
+    """Run the command; if the extra `cli` is missing, which does not prevent installation, say so."""
     try:
         from stream_merge.cli.app import main as run
     except ModuleNotFoundError as error:

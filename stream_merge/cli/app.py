@@ -1,4 +1,4 @@
-"""The command `stream-merge` and its arguments. Commands import what they need, so that `--help` is quick."""
+"""Defines the commands of `stream-merge` and their arguments. Commands import lazily, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ app = typer.Typer(
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file.", show_default=False)]
 LogLevelOption = Annotated[
-    LogLevel, typer.Option("--log-level", help="What is logged; debug shows Spark's own lines and stack traces too.")
+    LogLevel, typer.Option("--log-level", help="Lowest level to log; debug adds Spark's own lines and stack traces.")
 ]
 
 
@@ -65,7 +65,7 @@ def _options(
         bool,
         typer.Option(
             "--version",
-            help="Print the version and end.",
+            help="Print the version and exit.",
             is_eager=True,
             callback=lambda value: _show_version(is_asked=value),
         ),
@@ -78,16 +78,16 @@ def _options(
 def run(
     file: PipelineFile,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Show the progress on a terminal.")] = True,
+    once: Annotated[bool, typer.Option("--once", help="Merge what is available now, then exit.")] = False,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Show live progress on a terminal.")] = True,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Run a pipeline until it is stopped.
 
     SIGTERM and Ctrl-C stop it after the running micro-batch; a second one stops it at once.
 
-    Exit codes: 0 done or stopped, 1 failed, 2 the file or the arguments are wrong, 3 it cannot start (Java, packages, broker,
-    topic, table), 130 and 143 a signal cut a micro-batch off, or came while Spark started.
+    Exit codes: 0 done or stopped, 1 failed, 2 the file or the arguments are wrong, 3 it cannot start (Java, packages,
+    broker, topic, table), 130 and 143 a signal interrupted a micro-batch, or came while Spark started.
     """
     with _Command(log_level) as command:
         loaded = command.load(file)
@@ -102,7 +102,7 @@ def run(
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented example of a pipeline file."""
     from stream_merge.cli.file.example import write_example
@@ -117,11 +117,11 @@ def validate(
     file: PipelineFile,
     *,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Check the file alone, without Spark, the source and the tables.")
+        bool, typer.Option("--offline", help="Check only the file, without Spark, source and tables.")
     ] = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Check a pipeline file against its source and its tables, and tell every fault with its line."""
+    """Check a pipeline file against its source and its tables, and report every fault with its line."""
     with _Command(log_level) as command:
         loaded = command.load(file)
         from stream_merge.cli.checks.validate import validate as find_faults
@@ -142,15 +142,15 @@ def status(
     *,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw batch time, rows and lag to a .png, .svg or .html."),
+        typer.Option("--plot", metavar="FILE", help="Plot batch time, rows and delay to a .png, .svg or .html."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many of the last commits are read.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Number of the newest commits to read.")] = 1000,
     pipeline: Annotated[
-        Path | None, typer.Option("--pipeline", metavar="FILE", help="Pipeline file whose Spark settings are taken.")
+        Path | None, typer.Option("--pipeline", metavar="FILE", help="Pipeline file with the Spark settings to use.")
     ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Show what a table's own commits tell: batches, rates, rows, conflicts, deletes, quarantine, files."""
+    """Show the state of a stream from its table's commits: batches, rates, rows, conflicts, deletes, files."""
     with _Command(log_level) as command:
         loaded = command.load(pipeline) if pipeline is not None else None
         if plot is not None:
@@ -174,10 +174,10 @@ def status(
 def explain(
     file: PipelineFile,
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Target or source of one table; all by default.")
+        str | None, typer.Argument(metavar="[TABLE]", help="Target or source of one table; default: all.")
     ] = None,
     *,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows of the source are looked at.")] = 100,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Number of source rows to sample.")] = 100,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Print the plan of the merge into each table and the reason for it; writes nothing."""
@@ -194,11 +194,11 @@ def explain(
 
 @dataclass(slots=True)
 class _Command:
-    """One command: what its errors say to the user, what it must hide, and the Spark that it has started.
+    """One run of a command: reports its errors, masks secrets, and stops the Spark session that it started.
 
     Attributes:
-        log_level: What is logged.
-        secrets: What is hidden, once a pipeline file has been read.
+        log_level: The lowest level to log.
+        secrets: The values to mask, once a pipeline file has been read.
         spark: The session, once it runs.
     """
 
@@ -213,7 +213,7 @@ class _Command:
         return self
 
     def load(self, file: Path) -> LoadedPipeline:
-        """Read a pipeline file, and hide its secrets from now on."""
+        """Read a pipeline file, and mask its secrets from now on."""
         from stream_merge.cli.file.load import load_pipeline
 
         loaded = load_pipeline(file)
@@ -222,7 +222,7 @@ class _Command:
         return loaded
 
     def start_session(self, pipeline: Pipeline | None) -> SparkSession:
-        """Start Spark for a command that is soon done."""
+        """Start Spark for a short command."""
         from stream_merge.cli.file.pipeline import SparkSettings
         from stream_merge.cli.run.session import start_spark
 
@@ -239,7 +239,7 @@ class _Command:
         return self.spark
 
     def tell(self, text: str) -> None:
-        """Write to standard error, without secrets."""
+        """Write to standard error, with secrets masked."""
         typer.echo(self.secrets.mask(text) if self.secrets is not None else text, err=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -256,7 +256,7 @@ class _Command:
             raise typer.Exit(self._explain(error))
 
     def _explain(self, error: Exception) -> ExitCode:
-        """Say in a sentence what went wrong, and return the exit code."""
+        """Report in a sentence what went wrong, and return the exit code."""
         from stream_merge.cli.file.faults import PipelineFileError
 
         is_debug = self.log_level is LogLevel.DEBUG
@@ -273,12 +273,12 @@ class _Command:
             return ExitCode.CANNOT_START
         message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         hint = "" if is_debug else "; --log-level debug shows where"
-        self.tell(f"stream-merge did not expect this error: {message}{hint}.")
+        self.tell(f"unexpected error: {message}{hint}.")
         return ExitCode.FAILED
 
 
 def _is_typers_own(error: Exception) -> bool:
-    """Tell whether an exception is one with which typer ends a command, or tells of wrong arguments."""
+    """Return whether typer raised an exception to end a command or to report wrong arguments."""
     return any(each.__module__.split(".")[0] in ("typer", "click") for each in type(error).__mro__)
 
 
@@ -286,7 +286,7 @@ def _end_at_once(error: StopNow) -> NoReturn:
     """End the process without waiting for anything; the JVM ends with it."""
     sys.stdout.flush()
     sys.stderr.write(
-        "stopped at once; the micro-batch that was running is merged, or skipped if it was, at the next start\n"
+        "stopped at once; the next start merges the interrupted micro-batch, or skips it if it was merged\n"
         if error.may_cut_off
         else f"stopped by {signal.Signals(error.signal_number).name}; no micro-batch was running\n"
     )
@@ -302,7 +302,7 @@ def _terminal() -> Console:
 
 @contextmanager
 def _waiting(text: str) -> Iterator[None]:
-    """Show on a terminal that something takes its time."""
+    """Show on a terminal that something takes a while."""
     from rich.console import Console
 
     with Console(stderr=True).status(text):
@@ -310,7 +310,7 @@ def _waiting(text: str) -> Iterator[None]:
 
 
 def _run(loaded: LoadedPipeline, console: Console | None, *, once: bool) -> ExitCode:
-    """Run a pipeline with everything that watches it."""
+    """Run a pipeline with its metrics endpoint and its display."""
     from stream_merge.cli.checks.validate import validate as validate_offline
     from stream_merge.cli.file.faults import PipelineFileError
     from stream_merge.cli.query.sources import check_brokers
@@ -322,7 +322,7 @@ def _run(loaded: LoadedPipeline, console: Console | None, *, once: bool) -> Exit
     pipeline, mask = loaded.pipeline, loaded.secrets.mask
     progress = Progress(pipeline.pipeline.name)
     metrics = Metrics(progress, pipeline.pipeline.name, mask)
-    # Before Spark, which takes seconds to start: what is wrong with the file, the broker or the port shows at once.
+    # Before Spark, which takes seconds to start, so that faults of the file, the broker or the port show at once.
     faults = validate_offline(loaded, None)
     if faults:
         raise PipelineFileError(faults, loaded.path)
@@ -362,19 +362,19 @@ def _run_on_spark(
     pipeline = loaded.pipeline
     logger.info("starting pipeline %s from %s", pipeline.pipeline.name, loaded.path)
     spark = start_session(pipeline, loaded.secrets)
-    # After Spark has started: PySpark puts a handler of its own for SIGINT.
+    # After Spark has started, since PySpark installs its own handler for SIGINT.
     with stopped_after(spark), StopSignals() as signals:
         faults = list(find_catalog_faults(spark, loaded))
         if faults:
             raise PipelineFileError(faults, loaded.path)
         code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
-        reason = "all that was there is merged" if signals.received is None else "stopped by a signal"
-        logger.info("ended: %s", reason if code is ExitCode.OK else "a signal cut the running micro-batch off")
+        reason = "everything available is merged" if signals.received is None else "stopped by a signal"
+        logger.info("ended: %s", reason if code is ExitCode.OK else "a signal interrupted the running micro-batch")
         return code
 
 
 def _observer(progress: Progress, metrics: Metrics) -> Callable[[MergeResult], None]:
-    """Return what is called with the result of each table and micro-batch."""
+    """Return the callback for the result of each table and micro-batch."""
     import logging
 
     from stream_merge.cli.show.live import result_line

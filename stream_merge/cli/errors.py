@@ -1,4 +1,4 @@
-"""The errors that end a command: one sentence for the user, and the exit code."""
+"""Defines the errors that end a command, each with one sentence for the user and an exit code."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of every command; `INTERRUPTED` and `TERMINATED` are those that shells give the two signals."""
+    """Exit codes of every command; `INTERRUPTED` and `TERMINATED` are the shell's codes for the two signals."""
 
     OK = 0
-    """Done: `--once` has taken what was there, or a signal stopped the pipeline after its running micro-batch."""
+    """Done: `--once` has merged what was available, or a signal stopped the pipeline after its running micro-batch."""
     FAILED = 1
-    """A micro-batch, or the query, failed for a reason that a retry does not mend."""
+    """A micro-batch, or the query, failed for a reason that a retry does not fix."""
     USAGE = 2
     """The arguments or the pipeline file are wrong."""
     CANNOT_START = 3
     """Java, packages, a broker, a topic or a table are missing."""
     INTERRUPTED = 130
-    """Ctrl-C (SIGINT) cut a running micro-batch off, or came before the pipeline ran."""
+    """Ctrl-C (SIGINT) interrupted a running micro-batch, or came before the pipeline ran."""
     TERMINATED = 143
-    """SIGTERM cut a running micro-batch off, or came before the pipeline ran."""
+    """SIGTERM interrupted a running micro-batch, or came before the pipeline ran."""
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return what to do about a Python package that is not installed."""
+    """Return a sentence on how to install a missing Python package."""
     return f"The Python package {error.name} is not installed: pip install 'stream-merge[spark,cli]'."
 
 
 class PipelineError(Exception):
-    """Something that the user can mend; its text is one sentence that says what is wrong and what to do.
+    """An error that the user can fix; its text says in one sentence what is wrong and what to do.
 
     Attributes:
-        exit_code: With what the command ends.
+        exit_code: The exit code of the command.
     """
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
@@ -40,7 +40,7 @@ class PipelineError(Exception):
 
 
 class StopNow(BaseException):
-    """The command is to end at once: a second signal came, or the first while no micro-batch could be running.
+    """The command must end at once: a second signal came, or the first one while no micro-batch could be running.
 
     Attributes:
         signal_number: The signal.

@@ -87,7 +87,7 @@ def test_init_writes_a_file_once(invoke, tmp_path):
     (tmp_path / "pipeline.toml").write_text("mine")
     again = invoke("init")
     assert (again.exit_code, again.stdout) == (2, "")
-    assert "pipeline.toml is there already" in again.stderr
+    assert "pipeline.toml exists already" in again.stderr
     assert (tmp_path / "pipeline.toml").read_text() == "mine"
     assert invoke("init", "--force").exit_code == 0
     assert (tmp_path / "pipeline.toml").read_text() != "mine"
@@ -172,9 +172,7 @@ def test_an_error_that_nobody_expected_says_so(invoke, tmp_path, monkeypatch):
     monkeypatch.setattr("stream_merge.cli.file.example.write_example", broken)
     done = invoke("init")
     assert done.exit_code == 1
-    assert done.stderr == (
-        "stream-merge did not expect this error: LookupError: the cat sat on ${it}; --log-level debug shows where.\n"
-    )
+    assert done.stderr == ("unexpected error: LookupError: the cat sat on ${it}; --log-level debug shows where.\n")
 
 
 def test_a_package_of_python_that_is_missing_is_a_sentence(invoke, monkeypatch):

@@ -222,7 +222,7 @@ def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp
     assert first.stdout == ""
     lines = sentences(first)
     assert lines[0] == "INFO starting pipeline shop from pipeline.toml"
-    assert lines[-1] == "INFO ended: all that was there is merged"
+    assert lines[-1] == "INFO ended: everything available is merged"
     orders_lines = [line for line in lines if line.startswith("INFO ./lake/orders: batch")]
     assert [re.sub(r", version \d+| in [\d.]+ s$", "", line) for line in orders_lines] == [
         "INFO ./lake/orders: batch 0: 10 rows, 10 inserted, 0 updated, 0 deleted, 1 set aside",
@@ -342,8 +342,9 @@ def test_a_batch_that_hangs_is_cut_off(start_command, land, write_pipeline, read
     lines = sentences(hanging)
     assert lines[lines.index("INFO stopping on SIGTERM: after batch 0") :] == [
         "INFO stopping on SIGTERM: after batch 0",
-        "WARNING batch 0 has not ended within stop_timeout = 3 seconds and is cut off; what of it is merged is not merged again",
-        "INFO ended: a signal cut the running micro-batch off",
+        "WARNING batch 0 has not ended within stop_timeout = 3 seconds and is interrupted; the next start merges only "
+        "the tables that lack it",
+        "INFO ended: a signal interrupted the running micro-batch",
     ]
     assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == []
     file.write_text(file.read_text().replace(f"id = {SLOW}", "false"))

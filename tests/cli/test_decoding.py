@@ -132,8 +132,8 @@ def test_deletes_that_are_records_without_a_value_are_not_left_out_in_silence(sp
     create, delete = record({"id": 1}, {"id": 1, "name": "a"}, 1), record({"id": 1}, None, 2)
     (message,) = decode(create, delete, layout="flattened")[1]
     assert message == (
-        "1 records of the source have no value, and are left out. Its messages are flattened and have no __deleted, so these are "
-        "the deletes: set keep_tombstones = true in [decode]."
+        "1 records of the source have no value and were dropped. Its messages are flattened and have no __deleted, so "
+        "these are the deletes: set keep_tombstones = true in [decode]."
     )
     changes, messages = decode(create, delete, layout="flattened", keep_tombstones=True)
     assert not messages

@@ -201,7 +201,7 @@ def test_a_file_that_is_there_is_kept(tmp_path, monkeypatch):
     path.write_text("mine")
     with pytest.raises(PipelineError) as raised:
         write_example(path)
-    assert str(raised.value) == "pipeline.toml is there already; write to another file, or over it with --force."
+    assert str(raised.value) == "pipeline.toml exists already; choose another file, or overwrite it with --force."
     assert raised.value.exit_code is ExitCode.USAGE
     assert path.read_text() == "mine"
     write_example(path, force=True)
@@ -219,5 +219,5 @@ def test_places_where_nothing_can_be_written(tmp_path, monkeypatch):
     Path("folder").mkdir()
     Path("file").touch()
     assert said_of("folder") == "folder is a folder; give the name of a file in it, such as folder/pipeline.toml."
-    assert said_of("none/pipeline.toml") == "none/pipeline.toml cannot be written: there is no folder none."
+    assert said_of("none/pipeline.toml") == "none/pipeline.toml cannot be written: there is no folder none; create it."
     assert said_of("file/pipeline.toml") == "file/pipeline.toml cannot be written: Not a directory."

@@ -36,7 +36,8 @@ def test_errors_that_say_so_are_retried():
     ("text", "sentence"),
     [
         (
-            "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: describeTopics",
+            "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: "
+            "describeTopics",
             "Kafka does not answer: Timed out waiting for a node assignment. Call: describeTopics.",
         ),
         (
@@ -52,8 +53,10 @@ def test_errors_that_say_so_are_retried():
             "Storage cannot be read or written: No space left on device.",
         ),
         (
-            "java.nio.file.AccessDeniedException: s3a://lake/orders: getFileStatus: Forbidden (Service: S3, Status Code: 403)",
-            "Storage cannot be read or written: s3a://lake/orders: getFileStatus: Forbidden (Service: S3, Status Code: 403).",
+            "java.nio.file.AccessDeniedException: s3a://lake/orders: getFileStatus: Forbidden (Service: S3, Status "
+            "Code: 403)",
+            "Storage cannot be read or written: s3a://lake/orders: getFileStatus: Forbidden (Service: S3, Status "
+            "Code: 403).",
         ),
         (
             "java.net.ConnectException: Connection refused",
@@ -80,27 +83,32 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
     ("text", "begins", "exit_code"),
     [
         (
-            "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Cannot read offsets 5 to 9.",
-            "Kafka has dropped records before the pipeline read them, or the topic was made anew, and they are not skipped: ",
+            "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Cannot read offsets 5 to "
+            "9.",
+            "Kafka has dropped records before the pipeline read them, or the topic was recreated, and the pipeline "
+            "does not skip records: ",
             ExitCode.FAILED,
         ),
         (
             "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have "
             "been lost because they "
-            "are not available in Kafka any more; either the data was aged out by Kafka or the topic may have been deleted. If you "
-            "don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.\nReason: Could "
-            "not read records in offset [5, 9) for topic partition orders-0.",
-            "Kafka has dropped records before the pipeline read them, or the topic was made anew, and they are not skipped: Could "
-            "not read records in offset [5, 9) for topic partition orders-0. Give the topic a longer retention.",
+            "are not available in Kafka any more; either the data was aged out by Kafka or the topic may have been "
+            "deleted. If you don't want your streaming query to fail on such cases, set the source option "
+            "failOnDataLoss to false.\nReason: Could not read records in offset [5, 9) for topic partition orders-0.",
+            "Kafka has dropped records before the pipeline read them, or the topic was recreated, and the pipeline "
+            "does not skip records: Could not read records in offset [5, 9) for topic partition orders-0. Give the "
+            "topic a longer retention.",
             ExitCode.FAILED,
         ),
         (
-            "java.lang.IllegalStateException: Partition orders-0's offset was changed from 9 to 2, some data may have been missed.",
+            "java.lang.IllegalStateException: Partition orders-0's offset was changed from 9 to 2, some data may have "
+            "been missed.",
             "Kafka has dropped records before the pipeline read them",
             ExitCode.FAILED,
         ),
         (
-            "org.apache.kafka.common.errors.UnknownTopicOrPartitionException: This server does not host this topic-partition.",
+            "org.apache.kafka.common.errors.UnknownTopicOrPartitionException: This server does not host this "
+            "topic-partition.",
             "A topic of [source] does not exist: create it, or correct topics.",
             ExitCode.CANNOT_START,
         ),
@@ -110,16 +118,18 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
             ExitCode.CANNOT_START,
         ),
         (
-            "java.lang.IllegalStateException: [KAFKA_DATA_LOSS.ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO] Some data may have "
-            "been lost because they are not available in Kafka any more; [...] Reason: Added partition items-0 starts from 120 "
-            "instead of 0.",
-            "Kafka had dropped records of a topic or partition before the pipeline first looked at it, and they are not skipped: "
-            "Added partition items-0 starts from 120 instead of 0. Give the topic a pipeline of its own ",
+            "java.lang.IllegalStateException: [KAFKA_DATA_LOSS.ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO] Some "
+            "data may have been lost because they are not available in Kafka any more; [...] Reason: Added partition "
+            "items-0 starts from 120 instead of 0.",
+            "Kafka had dropped records of a topic or partition before the pipeline first read it, and the pipeline "
+            "does not skip them: Added partition items-0 starts from 120 instead of 0. Give the topic a pipeline of "
+            "its own ",
             ExitCode.FAILED,
         ),
         (
-            "java.nio.file.AccessDeniedException: s3a://lake/orders: org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException: No AWS "
-            "Credentials provided by TemporaryAWSCredentialsProvider",
+            "java.nio.file.AccessDeniedException: s3a://lake/orders: "
+            "org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException: No AWS Credentials provided by "
+            "TemporaryAWSCredentialsProvider",
             "Storage refuses the login: s3a://lake/orders: ",
             ExitCode.CANNOT_START,
         ),
@@ -139,13 +149,14 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
             ExitCode.CANNOT_START,
         ),
         (
-            "java.lang.IllegalArgumentException: java.net.URISyntaxException: Relative path in absolute URI: lake:orders",
-            "An address in the pipeline file is not one: Relative path in absolute URI: lake:orders. Correct it.",
+            "java.lang.IllegalArgumentException: java.net.URISyntaxException: Relative path in absolute URI: "
+            "lake:orders",
+            "An address in the pipeline file is not valid: Relative path in absolute URI: lake:orders. Correct it.",
             ExitCode.USAGE,
         ),
         (
             "java.net.MalformedURLException: unknown protocol: s4",
-            "An address in the pipeline file is not one: unknown protocol: s4. Correct it.",
+            "An address in the pipeline file is not valid: unknown protocol: s4. Correct it.",
             ExitCode.USAGE,
         ),
         ("java.lang.OutOfMemoryError: Java heap space", "Spark is out of memory: ", ExitCode.FAILED),
@@ -173,7 +184,8 @@ def test_a_table_that_is_missing_keeps_the_pipeline_from_starting():
         ),
         (
             UnknownSourceError("router: batch 0", {"visits": 2, None: 1}),
-            "No table takes 'visits' (2 row(s)), NULL (1 row(s)), so nothing of this micro-batch was merged: add a [[tables]] with "
+            "No table takes 'visits' (2 row(s)), NULL (1 row(s)), so nothing of this micro-batch was merged: add a "
+            "[[tables]] with "
             'this source, or set unknown = "ignore" in [pipeline].',
             ExitCode.FAILED,
         ),

@@ -101,7 +101,7 @@ def test_a_missing_file_a_folder_and_other_encodings_are_said_in_one_sentence(tm
         return str(raised.value)
 
     assert said_of("none.toml") == "none.toml: there is no such file; stream-merge init writes an example"
-    assert said_of("folder") == "folder: this is a folder, not a pipeline file"
+    assert said_of("folder") == "folder: this is a folder; name a pipeline file"
     assert said_of("latin.toml") == "latin.toml:2: the file is not in UTF-8; save it in that encoding"
     assert said_of("latin.toml/x") == "latin.toml/x: the file cannot be read: Not a directory"
 
@@ -119,13 +119,13 @@ def test_a_file_that_may_not_be_read(tmp_path):
     [
         (
             "[pipeline]\nname = shop\n",
-            '2: this is not TOML: a value is missing or not valid; text stands in quotes: name = "value"',
+            '2: this is not TOML: a value is missing or not valid; write text in quotes: name = "value"',
         ),
         ("[pipeline]\nname\n", "2: this is not TOML: an option is written name = value"),
-        ('[pipeline]\nname = "a"\n\nname = "b"\n', "4: this is not TOML: this option or section is there twice"),
+        ('[pipeline]\nname = "a"\n\nname = "b"\n', "4: this is not TOML: this option or section appears twice"),
         ("[pipeline\n", "1: this is not TOML: a section is written [name]"),
         ('[source]\ntopics = ["a", "b"', "2: this is not TOML: the list is not closed: a ] or a comma is missing"),
-        ("[pipeline]\n[source]\n[pipeline]\n", "3: this is not TOML: the section [pipeline] is there twice"),
+        ("[pipeline]\n[source]\n[pipeline]\n", "3: this is not TOML: the section [pipeline] appears twice"),
     ],
 )
 def test_syntax_errors_say_their_line(faults_of, text, fault):
@@ -172,13 +172,14 @@ source = "re:(a"
         "pipeline.toml:2: name: is an option of [pipeline]",
         "pipeline.toml:3: pipeline.checkpoint: is missing",
         "pipeline.toml:4: pipeline.checkpont: there is no such option; did you mean checkpoint?",
-        "pipeline.toml:5: pipeline.stop_timeout: must be at least 1, and is 0",
-        "pipeline.toml:9: source.bootstrap_servers: must be text in quotes, and is 9092",
+        "pipeline.toml:5: pipeline.stop_timeout: must be at least 1, but is 0",
+        "pipeline.toml:9: source.bootstrap_servers: must be text in quotes, but is 9092",
         'pipeline.toml:10: source.topics: must be a list: ["orders"]',
-        "pipeline.toml:15: tables[0].keys[1]: must be text in quotes, and is 5",
+        "pipeline.toml:15: tables[0].keys[1]: must be text in quotes, but is 5",
         "pipeline.toml:16: tables[0].stratgy: there is no such option; did you mean strategy?",
-        "pipeline.toml:20: tables[1].source: not a pattern: missing ), unterminated subpattern at position 0",
-        'pipeline.toml:23: spark.conf."spark.memory": must be text in quotes, a whole number or true or false, and is 1.5',
+        "pipeline.toml:20: tables[1].source: is not a valid pattern: missing ), unterminated subpattern at position 0",
+        'pipeline.toml:23: spark.conf."spark.memory": must be text in quotes, a whole number or true or false, '
+        "but is 1.5",
     ]
 
 
@@ -186,11 +187,11 @@ source = "re:(a"
     ("text", "fault"),
     [
         (PIPELINE + KAFKA.replace("kafka", "kafak") + DEBEZIUM + TABLE,
-         '4: source.format: must be "kafka", "files" or "delta", and is "kafak"; did you mean kafka?'),
+         '4: source.format: must be "kafka", "files" or "delta", but is "kafak"; did you mean kafka?'),
         (PIPELINE + KAFKA.replace('format = "kafka"\n', "") + DEBEZIUM + TABLE,
          '3: source.format: is missing; it can be "kafka", "files" or "delta"'),
         (PIPELINE + KAFKA.replace('"kafka"', '["kafka"]') + DEBEZIUM + TABLE,
-         '4: source.format: must be "kafka", "files" or "delta", and is ["kafka"]'),
+         '4: source.format: must be "kafka", "files" or "delta", but is ["kafka"]'),
         (PIPELINE + KAFKA.replace("topics", "#") + DEBEZIUM + TABLE, "3: source: give either topics or topic_pattern"),
         (PIPELINE + KAFKA + 'path = "x"\n' + DEBEZIUM + TABLE, '7: source.path: is an option of format = "files"'),
         (PIPELINE + KAFKA + DEBEZIUM + TABLE.replace("[[tables]]", "[tables]"),
@@ -201,22 +202,22 @@ source = "re:(a"
         (PIPELINE + FILES + TABLE + "[metric]\n", "10: metric: there is no such section; did you mean metrics?"),
         (PIPELINE + FILES + TABLE + "[tabel]\n", "10: tabel: there is no such section; did you mean tables?"),
         (PIPELINE + FILES + TABLE + "ignore_null_updates = 1.5\n",
-         "10: tables[0].ignore_null_updates: must be true or false or a list, and is 1.5"),
+         "10: tables[0].ignore_null_updates: must be true or false or a list, but is 1.5"),
         (PIPELINE + FILES + TABLE + "ignore_null_updates = [1]\n",
-         "10: tables[0].ignore_null_updates[0]: must be text in quotes, and is 1"),
-        (PIPELINE + FILES + TABLE + "sequence_by = 5\n", "10: tables[0].sequence_by: must be text in quotes or a list, and is 5"),
+         "10: tables[0].ignore_null_updates[0]: must be text in quotes, but is 1"),
+        (PIPELINE + FILES + TABLE + "sequence_by = 5\n", "10: tables[0].sequence_by: must be text in quotes or a list, but is 5"),
         (PIPELINE + FILES + TABLE + 'strategy = "copy_on_writ"\n',
-         '10: tables[0].strategy: must be "insert_only", "merge_on_read" or "copy_on_write", and is "copy_on_writ"; '
+         '10: tables[0].strategy: must be "insert_only", "merge_on_read" or "copy_on_write", but is "copy_on_writ"; '
          "did you mean copy_on_write?"),
         (PIPELINE + FILES + TABLE + "expect = 'a > 0'\n",
-         '10: tables[0].expect: must be a table: { name = "value" }, and is "a > 0"'),
+         '10: tables[0].expect: must be a table: { name = "value" }, but is "a > 0"'),
         (PIPELINE + FILES + TABLE.replace('"id"', '""'), "9: tables[0].keys[0]: must not be empty"),
         (PIPELINE + 'name = "a b"\n' + FILES + TABLE,
-         '3: pipeline.name: must begin with a letter or digit and have letters, digits, _ . - only, and is "a b"'),
+         '3: pipeline.name: must begin with a letter or digit and have only letters, digits, _ . -, but is "a b"'),
         (PIPELINE + FILES + TABLE + "max_quarantined_share = 2\nquarantine = './q'\n",
-         "10: tables[0].max_quarantined_share: must be at most 1, and is 2"),
+         "10: tables[0].max_quarantined_share: must be at most 1, but is 2"),
         (PIPELINE + FILES + TABLE + "[metrics]\nprometheus_port = 'http'\n",
-         '11: metrics.prometheus_port: must be a whole number, and is "http"'),
+         '11: metrics.prometheus_port: must be a whole number, but is "http"'),
         (PIPELINE + "spark = 1\n" + FILES + TABLE, "3: pipeline.spark: is a section of its own: [spark]"),
         ("tables = []\n" + PIPELINE + FILES, "1: tables: must have at least 1"),
     ],
@@ -231,9 +232,7 @@ def test_faults_of_an_option(faults_of, text, fault):
 def test_missing_variables_are_faults_with_their_lines(faults_of):
     text = PIPELINE.replace("shop", "${SHOP}") + KAFKA.replace("localhost", "${a-b}") + DEBEZIUM + TABLE
     text += '[source.options]\n"kafka.sasl.jaas.config" = """\nx ${PASSWORD}"""\n"kafka.open" = "${OPEN"\n'
-    syntax = (
-        "${ begins the name of an environment variable, ${NAME} or ${NAME:-default}; write $${ for the characters ${"
-    )
+    syntax = "${ begins the name of an environment variable, ${NAME} or ${NAME:-default}; write $${ for a plain ${"
     assert faults_of(text) == [
         "pipeline.toml:2: pipeline.checkpoint: the environment has no variable SHOP; set it, or give a default: ${SHOP:-default}",
         f"pipeline.toml:5: source.bootstrap_servers: {syntax}",
@@ -258,7 +257,7 @@ def test_a_missing_variable_is_one_fault(faults_of):
 def test_faults_do_not_tell_what_the_environment_has(faults_of):
     text = PIPELINE + "max_parallel = '${N}'\ntrigger = '${N}'\n" + FILES + TABLE + "source = 're:${N}('\n"
     found = faults_of(text, N="topsecret")
-    assert found[0] == 'pipeline.toml:3: pipeline.max_parallel: must be a whole number, and is "${N}"'
+    assert found[0] == 'pipeline.toml:3: pipeline.max_parallel: must be a whole number, but is "${N}"'
     assert "topsecret" not in "".join(found)
 
 
@@ -280,11 +279,11 @@ def kafka_tables(tables, topics='["a", "b"]'):
         (kafka_tables(SEVERAL.format("b", "./lake/b")), []),
         (kafka_tables(SEVERAL.format("a", "./lake/b")),
          ['6: source.topics[1]: no table takes "b"; add a [[tables]] with this source, or set unknown = "ignore" in [pipeline]',
-          "14: tables[1].source: is that of tables[0] too; the rows of a source go to one table"]),
+          "14: tables[1].source: is also that of tables[0]; the rows of a source go to one table"]),
         (kafka_tables(SEVERAL.format("b", "lake//a/")), []),
         (kafka_tables(SEVERAL.format("b", "lake//a/") + "skip_unchanged = true\n"),
-         ["15: tables[1].target: is that of tables[0] too; sources share a target if their options are the same but for source and "
-          "columns"]),
+         ["15: tables[1].target: is also that of tables[0]; to share a target, all options but source and columns must "
+          "be equal"]),
         (kafka_tables(SEVERAL.format("c", "./lake/b"), '["a", "b", "c"]').replace("[source]", 'unknown = "ignore"\n[source]'), []),
         (kafka_tables(SEVERAL.format("c", "./lake/b")),
          ['6: source.topics[1]: no table takes "b"; add a [[tables]] with this source, or set unknown = "ignore" in [pipeline]',
@@ -295,28 +294,28 @@ def kafka_tables(tables, topics='["a", "b"]'):
          ['6: source.topics[1]: the patterns of tables[0] and tables[1] both match "b"']),
         (kafka_tables(SEVERAL.format("re:[ab]", "./lake/b")), []),
         (kafka_tables(SEVERAL.format("b", "./lake/b").replace('source = "a"\n', "")),
-         ["9: tables[0].source: is missing; with several tables each says whose rows it takes"]),
+         ["9: tables[0].source: is missing; with several tables, each must name its source"]),
         (kafka_tables(SEVERAL.format("b", "./lake/b") + 'quarantine = "./lake/a"\n'),
          ["17: tables[1].quarantine: is the target of tables[0]; it needs a table of its own"]),
         (kafka_tables(SEVERAL.format("b", "./checkpoints/shop/")),
          ["15: tables[1].target: is the folder of the checkpoint; each needs a folder of its own"]),
         (kafka_tables(SEVERAL.format("b", "./lake/{table}")),
-         ["15: tables[1].target: has a placeholder {table}, which only a source that is a pattern fills: re:..."]),
+         ["15: tables[1].target: has a placeholder {table}, which only a source with a pattern fills: re:..."]),
         (kafka_tables(SEVERAL.format("re:(?P<name>b)", "./lake/{table}")),
-         ["15: tables[1].target: has a placeholder {table} that is no named group of the source's pattern; it has name"]),
+         ["15: tables[1].target: has a placeholder {table} that is not a named group of the source's pattern; it has name"]),
         (kafka_tables(SEVERAL.format("re:(b)", "./lake/{table")),
-         ["15: tables[1].target: has a brace without its other half; placeholders are written {name}"]),
+         ["15: tables[1].target: has an unmatched brace; placeholders are written {name}"]),
         (kafka_tables(SEVERAL.format("re:(b)", "./lake/{table}")),
-         ["15: tables[1].target: has a placeholder {table} that is no named group of the source's pattern; it has none; a group "
+         ["15: tables[1].target: has a placeholder {table} that is not a named group of the source's pattern; it has none; a group "
           "is written (?P<name>...)"]),
         (kafka_tables(SEVERAL.format("re:(?P<name>b)", "./lake/{name}") + 'quarantine = "./bad/{name}"\n'), []),
         (kafka_tables(
             SEVERAL.format("re:(?P<name>b)", "./lake/{name}").replace('source = "a"\ntarget = "./lake/a"',
                 'source = "re:(?P<name>a)"\ntarget = "./lake/{name}"') + 'skip_unchanged = true\n'), []),
         (PIPELINE + FILES + SEVERAL.format("b", "./lake/b"),
-         ["1: pipeline.route_by: is missing; it says which column names the source of a row"]),
+         ["1: pipeline.route_by: is missing; name the column that holds the source of a row"]),
         (PIPELINE + 'route_by = "name"\n' + FILES + TABLE,
-         ["3: pipeline.route_by: is for tables with a source; the only table has none and takes all rows"]),
+         ["3: pipeline.route_by: is for tables with a source; the only table has none and takes all rows; leave it out"]),
         (PIPELINE + 'route_by = "name"\n' + FILES + TABLE + "source = 'x'\n", []),
     ],
 )  # fmt: skip
@@ -332,16 +331,16 @@ RECORDS = "key STRING, value STRING, topic STRING, partition INT, offset BIGINT"
     [
         (PIPELINE + FILES + DEBEZIUM + TABLE,
          ['6: source.schema: has no column key, value, topic, partition, offset; format = "debezium" of [decode] reads '
-          "key, value, topic, partition, offset, as Kafka's records have them"]),
+          "key, value, topic, partition, offset, as in Kafka's records"]),
         (PIPELINE + FILES + '[decode]\nformat = "json"\n' + TABLE,
-         ['6: source.schema: has no column value; format = "json" of [decode] reads value, as Kafka\'s records have them']),
+         ['6: source.schema: has no column value; format = "json" of [decode] reads value, as in Kafka\'s records']),
         (PIPELINE + FILES.replace("id BIGINT, name STRING", RECORDS) + DEBEZIUM + TABLE, []),
         (PIPELINE + FILES.replace("id BIGINT, name STRING", "value STRING") + '[decode]\nformat = "json"\n' + TABLE, []),
         (PIPELINE + '[source]\nformat = "delta"\ntable = "lake.orders"\n' + '[decode]\nformat = "json"\n' + TABLE,
-         ['7: decode.format: "json" decodes records of Kafka; the source is "delta", which takes "none"']),
+         ['7: decode.format: "json" decodes records of Kafka; use "none" with a source of format "delta"']),
         (PIPELINE + FILES + '[decode]\ndecimals = "string"\nkeep_tombstones = true\n' + TABLE,
-         ['8: decode.decimals: belongs to format = "debezium", and would be ignored with "none"',
-          '9: decode.keep_tombstones: belongs to format = "debezium", and would be ignored with "none"']),
+         ['8: decode.decimals: belongs to format = "debezium", and "none" would ignore it; leave it out',
+          '9: decode.keep_tombstones: belongs to format = "debezium", and "none" would ignore it; leave it out']),
         (PIPELINE + FILES + TABLE.replace('keys = ["id"]', ""), ["7: tables[0].keys: is missing: the columns that identify a row"]),
         (PIPELINE + FILES + TABLE.replace('["id"]', "[]"),
          ['9: tables[0].keys: must name at least one column; tables without a key need format = "debezium" in [decode]']),
@@ -349,28 +348,28 @@ RECORDS = "key STRING, value STRING, topic STRING, partition INT, offset BIGINT"
          ["9: tables[0].keys: is missing: the columns that identify a row; a table without a key has keys = []"]),
         (PIPELINE + KAFKA + DEBEZIUM + TABLE.replace('["id"]', "[]") + 'columns = "id INT"\n', []),
         (PIPELINE + KAFKA + DEBEZIUM + "keep_tombstones = true\n" + TABLE.replace('["id"]', "[]"),
-         ["12: tables[0].keys: must name at least one column for keep_tombstones of [decode]: a tombstone has nothing else"]),
+         ["12: tables[0].keys: must name at least one column for keep_tombstones of [decode]: a tombstone has only a key"]),
         (PIPELINE + KAFKA + DEBEZIUM + TABLE + 'sequence_by = "a"\ndelete_when = "b"\n',
-         ['12: tables[0].sequence_by: comes with format = "debezium" of [decode], and would be ignored; leave it out',
-          '13: tables[0].delete_when: comes with format = "debezium" of [decode], and would be ignored; leave it out']),
+         ['12: tables[0].sequence_by: is set by format = "debezium" of [decode], which would ignore it; leave it out',
+          '13: tables[0].delete_when: is set by format = "debezium" of [decode], which would ignore it; leave it out']),
         (PIPELINE + '[source]\nformat = "delta"\ntable = "lake.orders"\n' + TABLE + 'tie_break_by = "x"\n', []),
         (PIPELINE + FILES + TABLE + 'columns = "id INT"\n',
-         ['10: tables[0].columns: says what is decoded, and would be ignored with format = "none" of [decode]; which columns '
-          "are written is said by write_columns or except_columns"]),
+         ['10: tables[0].columns: says what to decode, and format = "none" of [decode] would ignore it; choose the '
+          "columns to write with write_columns or except_columns"]),
         (PIPELINE + FILES + TABLE + 'tombstone_retention = "7 weeks"\n',
          ['10: tables[0].tombstone_retention: must be a number and seconds, minutes, hours or days, such as "7 days" '
           'or "12 hours"']),
         (PIPELINE + 'trigger = "often"\n' + FILES + TABLE,
          ['3: pipeline.trigger: must be an interval such as "10 seconds" or "1 minute"']),
         (PIPELINE + FILES + TABLE + 'partition_by = ["a"]\ncluster_by = ["b"]\n',
-         ["11: tables[0].cluster_by: a table has either partition_by or cluster_by"]),
+         ["11: tables[0].cluster_by: excludes partition_by; give one of them"]),
         (PIPELINE + FILES + TABLE + 'write_columns = ["a"]\nexcept_columns = ["b"]\n',
-         ["11: tables[0].except_columns: a table has either write_columns or except_columns"]),
+         ["11: tables[0].except_columns: excludes write_columns; give one of them"]),
         (PIPELINE + FILES + TABLE + 'partition_by = ["a"]\ncreate_if_missing = false\n',
-         ["10: tables[0].partition_by: describes a table that is created, and create_if_missing is false"]),
+         ["10: tables[0].partition_by: describes a new table; set create_if_missing = true, or leave it out"]),
         (PIPELINE + FILES + TABLE + "create_if_missing = false\n", []),
         (PIPELINE + FILES + TABLE + 'tie_break_by = "offset"\n',
-         ["10: tables[0].tie_break_by: decides between changes of one sequence; give sequence_by too"]),
+         ["10: tables[0].tie_break_by: decides between changes with the same sequence; give sequence_by too"]),
         (PIPELINE + FILES + TABLE + 'null_keys = "quarantine"\nmax_quarantined_share = 0.5\n',
          ["10: tables[0].null_keys: needs quarantine: the table that takes the rows",
           "11: tables[0].max_quarantined_share: needs quarantine: the table that takes the rows"]),

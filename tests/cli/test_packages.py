@@ -151,7 +151,7 @@ def test_a_package_that_no_repository_has_is_named():
     )
     assert str(error) == (
         "Spark could not fetch the packages com.example:nothing:1.0: no repository has them. Check the names and the network; "
-        '"spark.jars.ivySettings" and "spark.jars.repositories" in [spark.conf] lead to other repositories.'
+        '"spark.jars.ivySettings" and "spark.jars.repositories" in [spark.conf] set other repositories.'
     )
     assert error.exit_code is ExitCode.CANNOT_START
 
@@ -184,10 +184,10 @@ def test_a_repository_that_cannot_be_reached_is_told_apart():
 def test_another_failure_of_the_start_is_told_by_the_line_that_says_it():
     lines = ["Picked up JAVA_TOOL_OPTIONS", "Error: Could not create the Java Virtual Machine.", "\tat x"]
     assert str(explain_start_failure(lines, "", "[JAVA_GATEWAY_EXITED]")) == (
-        "Spark did not start: Error: Could not create the Java Virtual Machine. --log-level debug shows all that it wrote."
+        "Spark did not start: Error: Could not create the Java Virtual Machine. --log-level debug shows its output."
     )
     assert str(explain_start_failure([], "", "[JAVA_GATEWAY_EXITED] exited.\nmore")) == (
-        "Spark did not start: [JAVA_GATEWAY_EXITED] exited. --log-level debug shows all that it wrote."
+        "Spark did not start: [JAVA_GATEWAY_EXITED] exited. --log-level debug shows its output."
     )
 
 
@@ -209,7 +209,7 @@ def test_what_the_jvm_writes_goes_to_the_log_and_a_broker_that_is_away_is_told_o
     assert [(record.name, record.levelname, record.getMessage()) for record in own] == [
         ("spark", "DEBUG", "fetching packages"),
         ("spark", "DEBUG", line),
-        ("stream_merge.cli", "WARNING", "no Kafka broker answers at kafka/10.0.0.5:9092; trying on"),
+        ("stream_merge.cli", "WARNING", "no Kafka broker answers at kafka/10.0.0.5:9092; still trying"),
         ("spark", "DEBUG", line),
     ]
     assert "jvm-output" not in [thread.name for thread in threading.enumerate()]
@@ -227,6 +227,6 @@ def test_a_broker_that_advertises_an_address_that_does_not_exist_is_told_once(ca
     process.wait()
     output.wait()
     assert [record.getMessage() for record in caplog.records if record.name == "stream_merge.cli"] == [
-        "the Kafka broker says that it is reached at kafka:9092, where this machine finds none; trying on. Correct its "
-        "advertised.listeners, or make the name known here"
+        "the Kafka broker advertises the address kafka:9092, which this machine cannot resolve; still trying. Correct "
+        "its advertised.listeners, or make the name known here"
     ]

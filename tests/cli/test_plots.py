@@ -144,7 +144,7 @@ def test_days_are_in_the_title():
 @pytest.mark.parametrize("name", ["plot.pdf", "plot", "plot.htm"])
 def test_another_ending_is_refused(name, tmp_path):
     file = tmp_path / name
-    with pytest.raises(StatusError, match=re.escape(f"{file}: a plot is a file that ends with .png, .svg or .html.")):
+    with pytest.raises(StatusError, match=re.escape(f"{file}: the name of a plot must end with .png, .svg or .html.")):
         plot(status_with(2), file)
     assert not file.exists()
 
@@ -153,7 +153,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     file = tmp_path / "none" / "plot.png"
     with pytest.raises(StatusError) as raised:
         check_plot_file(file)
-    assert str(raised.value) == f"{file}: the plot can't be written: there is no folder {tmp_path}/none."
+    assert str(raised.value) == f"{file}: the plot cannot be written: there is no folder {tmp_path}/none; create it."
     assert raised.value.exit_code == 2
 
 
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
     file.mkdir()
     with pytest.raises(StatusError) as raised:
         plot(status_with(2), file)
-    assert str(raised.value) == f"{file}: the plot can't be written: Is a directory."
+    assert str(raised.value) == f"{file}: the plot cannot be written: Is a directory."
     assert raised.value.exit_code == 1
 
 

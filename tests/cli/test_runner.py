@@ -22,7 +22,7 @@ def test_a_gate_that_is_closed_lets_no_batch_begin():
     gate = BatchGate(lambda _, batch_id: merged.append(batch_id))
     gate(None, 1)
     gate.close()
-    with pytest.raises(StoppedError, match="batch 2 was not begun: the pipeline is being stopped"):
+    with pytest.raises(StoppedError, match="batch 2 was not started: the pipeline is stopping"):
         gate(None, 2)
     assert (merged, gate.num_merged, gate.batch_id, gate.failure) == ([1], 1, 1, None)
 
@@ -292,6 +292,6 @@ def test_a_source_that_is_not_there_is_a_sentence(make_runner, tmp_path):
         runner, _, _ = make_runner(signals, once=True)
         with pytest.raises(PipelineError) as caught:
             runner.run()
-    assert str(caught.value).startswith("The source is not there: Path does not exist: ")
+    assert str(caught.value).startswith("The source does not exist: Path does not exist: ")
     assert "landing" in str(caught.value)
     assert caught.value.exit_code is ExitCode.CANNOT_START

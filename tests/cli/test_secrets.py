@@ -54,9 +54,7 @@ def test_forms_of_references(text, value):
 def test_faults_have_the_location_of_their_option():
     _, faults, _ = filled({"a": [{"b": "${X} ${Y}"}], "c": "${-}", "d": "${X"}, Y="")
     missing = "the environment has no variable X; set it, or give a default: ${X:-default}"
-    syntax = (
-        "${ begins the name of an environment variable, ${NAME} or ${NAME:-default}; write $${ for the characters ${"
-    )
+    syntax = "${ begins the name of an environment variable, ${NAME} or ${NAME:-default}; write $${ for a plain ${"
     assert faults == [(("a", 0, "b"), missing), (("c",), syntax), (("d",), syntax)]
 
 

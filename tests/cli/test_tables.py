@@ -181,8 +181,7 @@ def test_files_with_several_tables_need_to_be_routed(make_pipeline):
     with pytest.raises(PipelineError) as caught:
         build_sink(pipeline, None)
     assert (
-        str(caught.value)
-        == 'pipeline.route_by is missing: tables with a source need it where source.format is "files".'
+        str(caught.value) == 'pipeline.route_by is missing: tables with a source need it if source.format is "files".'
     )
 
 

@@ -43,7 +43,7 @@ def test_a_topic_that_was_made_anew_is_refused(spark, checkpoint):
     assert asked == [[], ["orders"], ["items", "orders"]]
 
     ids["items"] = "E"
-    with pytest.raises(PipelineError, match="The topic items was deleted and made anew") as caught:
+    with pytest.raises(PipelineError, match="The topic items was deleted and recreated") as caught:
         topics.check_batch(1)
     assert caught.value.exit_code is ExitCode.FAILED
     assert opened().made_anew([]) == opened().made_anew(["items", "visits"]) == ["items"]

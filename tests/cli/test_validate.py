@@ -1,4 +1,5 @@
-"""`validate`: the file against the library, and with Spark against source, tables and checkpoint; every fault with its line."""
+"""`validate`: the file against the library, and with Spark against source, tables and checkpoint; every fault with its
+line."""
 
 import json
 from pathlib import Path
@@ -35,7 +36,8 @@ def faults_of(tmp_path, monkeypatch):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, spark):
-    """Return the folder that a pipeline's relative paths are taken from: for Spark that in which its JVM was started."""
+    """Return the folder that a pipeline's relative paths are taken from: for Spark that in which its JVM was
+    started."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -130,8 +132,8 @@ def test_targets_that_metrics_cannot_tell_apart(faults_of):
 def test_options_of_kafka_that_lose_records_are_refused(faults_of):
     text = PIPELINE + KAFKA + '[source.options]\nfailOnDataLoss = "false"\n' + DEBEZIUM + TABLE
     assert faults_of(text) == [
-        "pipeline.toml:7: source.options: failOnDataLoss is always true in a pipeline, so that no record and no change of a key is "
-        "lost; leave the option out"
+        "pipeline.toml:7: source.options: failOnDataLoss is always true in a pipeline, so that no record and no "
+        "change of a key is lost; leave the option out"
     ]
 
 
@@ -140,8 +142,8 @@ def test_options_of_kafka_that_lose_records_are_refused(faults_of):
 
 def test_a_broker_that_is_not_there(find):
     assert find(PIPELINE + KAFKA + DEBEZIUM + TABLE) == [
-        "pipeline.toml:5: source.bootstrap_servers: No Kafka broker answers at 127.0.0.1:1 (Connection refused): start it, or "
-        "correct bootstrap_servers in [source]"
+        "pipeline.toml:5: source.bootstrap_servers: No Kafka broker answers at 127.0.0.1:1 (Connection refused): "
+        "start it, or correct bootstrap_servers in [source]"
     ]
 
 
@@ -173,7 +175,10 @@ def test_good_files_have_no_fault(find, land):
 
 def test_records_that_do_not_fit_the_schema(find, land):
     land({"id": 1, "name": "a"}, '{"id": "one"}', "{")
-    fault = '2 of the first 3 records do not fit it, for example {"id": "one"}; correct it, or give a quarantine for such records'
+    fault = (
+        '2 of the first 3 records do not fit it, for example {"id": "one"}; correct it, or give a quarantine for '
+        "such records"
+    )
     found = find(PIPELINE + FILES + TABLE)
     assert found == [f"pipeline.toml:6: source.schema: {fault}"]
     assert find(PIPELINE + FILES + TABLE + 'quarantine = "./bad"\n') == []
@@ -199,7 +204,7 @@ def test_a_delta_source_that_is_not_there_or_has_no_feed(find, here, spark):
     assert find(PIPELINE + DELTA + TABLE) == ["pipeline.toml:5: source.table: there is no Delta table ./bronze"]
     spark.range(3).write.format("delta").save(f"{here}/bronze")
     assert find(PIPELINE + DELTA + TABLE) == [
-        "pipeline.toml:3: source.change_feed: the table ./bronze keeps no change data feed; set its property "
+        "pipeline.toml:3: source.change_feed: the table ./bronze has no change data feed; set its property "
         "delta.enableChangeDataFeed = true, or, for a table that only grows, change_feed = false"
     ]
     assert find(PIPELINE + DELTA + "change_feed = false\n" + TABLE) == []
@@ -219,7 +224,10 @@ def test_a_change_data_feed_has_no_fault(find, create_table, here):
 def test_columns_that_the_rows_do_not_have(find, land):
     land({"id": 1, "name": "a"})
     text = PIPELINE + FILES + TABLE.replace('["id"]', '["id",\n  "number"]')
-    text += 'partition_by = ["day"]\nexcept_columns = ["nam"]\nsequence_by = ["at", "lsn + 1"]\ndelete_when = "op = \'d\'"\n'
+    text += (
+        'partition_by = ["day"]\nexcept_columns = ["nam"]\nsequence_by = ["at", "lsn + 1"]\ndelete_when = "op = '
+        "'d'\"\n"
+    )
     text += 'quarantine = "./bad"\nexpect = { positive = "id >", named = "nme IS NOT NULL" }\n'
     have = "they have id, name, at, _corrupt_record"
     found = find(text)
@@ -243,15 +251,17 @@ def test_a_key_without_values(find, land):
 def test_a_missing_table(find, land):
     land({"id": 1})
     assert find(PIPELINE + FILES + TABLE + "create_if_missing = false\n") == [
-        "pipeline.toml:8: tables[0].target: there is no Delta table ./lake/orders; create it, or set create_if_missing = true"
+        "pipeline.toml:8: tables[0].target: there is no Delta table ./lake/orders; create it, or set "
+        "create_if_missing = true"
     ]
 
 
 def test_a_name_in_a_catalog_that_forgets_its_tables(find, land):
-    """The `./` is missing: the first run would make the table under spark-warehouse, where the second does not find it."""
+    """The `./` is missing: the first run would make the table under spark-warehouse, where the second does not find
+    it."""
     land({"id": 1})
     text = PIPELINE + FILES + TABLE.replace("./lake/orders", "orders") + 'quarantine = "lake.rejected"\n'
-    why = "is the name of a table in a catalog, and Spark's own forgets its tables when the command ends; write"
+    why = "is the name of a table in a catalog, and Spark's own catalog forgets its tables when the command ends; write"
     way_out = 'for a folder, or configure a metastore ("spark.sql.catalogImplementation" = "hive") in [spark.conf]'
     assert find(text) == [
         f"pipeline.toml:8: tables[0].target: orders {why} ./orders {way_out}",
@@ -295,7 +305,8 @@ def test_targets_that_cannot_be_made(find, land, here):
     assert find(PIPELINE + FILES + TABLE) == []
     (here / "lake" / "orders" / "notes.txt").write_text("mine")
     assert find(PIPELINE + FILES + TABLE) == [
-        "pipeline.toml:8: tables[0].target: the folder ./lake/orders has files and is no Delta table; give an empty or a new folder"
+        "pipeline.toml:8: tables[0].target: the folder ./lake/orders has files and is not a Delta table; give an "
+        "empty or a new folder"
     ]
     assert find(PIPELINE + FILES + TABLE.replace("lake/orders", "lake/orders/notes.txt/x")) == [
         "pipeline.toml:8: tables[0].target: ./lake/orders/notes.txt is a file, not a folder"
@@ -350,7 +361,7 @@ def test_debezium_with_the_wrong_key(find, land):
     found = find(text)
     assert len(found) == 1
     assert found[0].startswith("pipeline.toml:9: tables[0]: the only row cannot be decoded: ")
-    assert found[0].endswith("(shop.orders, partition 0, offset 0); a quarantine takes such rows")
+    assert found[0].endswith("(shop.orders, partition 0, offset 0); set quarantine to keep such rows")
 
 
 def test_debezium_without_columns(find, land):
@@ -391,8 +402,10 @@ def test_several_tables(find, land):
     land(event(0, {"id": 1}, topic="shop.visits"), event(1, {"id": "x"}, topic="shop.c.d"))
     found = find(SEVERAL)
     assert found == [
-        'pipeline.toml:10: tables: no table takes the rows of shop.visits; unknown = "ignore" leaves them out',
-        'pipeline.toml:16: tables[1].source: "c.d" of shop.c.d cannot stand in target; it is no plain name',
+        "pipeline.toml:10: tables: no table takes the rows of shop.visits; add a [[tables]], or set unknown = "
+        '"ignore" to drop them',
+        'pipeline.toml:16: tables[1].source: "c.d" of shop.c.d cannot be part of target; the pattern must match '
+        "letters, digits, _ and - only",
     ]
 
 
@@ -400,7 +413,9 @@ def test_a_route_that_is_no_column(find, land):
     land(event(0, {"id": 1}))
     found = find(SEVERAL.replace('route_by = "topic"', 'route_by = "topics"'))
     assert len(found) == 1
-    assert found[0].startswith("pipeline.toml:3: pipeline.route_by: is no column or expression of the source: A column")
+    assert found[0].startswith(
+        "pipeline.toml:3: pipeline.route_by: is not a column or expression of the source: A column"
+    )
 
 
 def test_faults_of_all_parts_come_in_the_order_of_the_file(find, here):
@@ -408,7 +423,8 @@ def test_faults_of_all_parts_come_in_the_order_of_the_file(find, here):
     assert find(PIPELINE + FILES + TABLE + "create_if_missing = false\n") == [
         "pipeline.toml:2: pipeline.checkpoint: ./checkpoints is a file, not a folder",
         "pipeline.toml:5: source.path: there is no ./landing",
-        "pipeline.toml:8: tables[0].target: there is no Delta table ./lake/orders; create it, or set create_if_missing = true",
+        "pipeline.toml:8: tables[0].target: there is no Delta table ./lake/orders; create it, or set "
+        "create_if_missing = true",
     ]
 
 
@@ -426,14 +442,15 @@ def test_a_checkpoint_of_another_kind_of_source(find, land, here, spark, create_
     bronze = create_table("id BIGINT", [(1,)], path=f"{here}/bronze", properties={"delta.enableChangeDataFeed": "true"})
     run_once(spark, spark.readStream.format("delta").load(bronze), here / "checkpoints" / "shop")
     assert find(PIPELINE + FILES + TABLE) == [
-        'pipeline.toml:2: pipeline.checkpoint: belongs to a source with format = "delta"; give this pipeline a folder of its own, '
+        'pipeline.toml:2: pipeline.checkpoint: belongs to a source with format = "delta"; give this pipeline a folder '
+        "of its own, "
         "or restore the old source"
     ]
     assert find(PIPELINE + DELTA + TABLE) == []
     create_table("id BIGINT", [(1,)], path=f"{here}/other", properties={"delta.enableChangeDataFeed": "true"})
     assert find(PIPELINE + DELTA.replace("bronze", "other") + TABLE) == [
-        "pipeline.toml:2: pipeline.checkpoint: belongs to another table than ./other; give this pipeline a folder of its own, or "
-        "restore the old source"
+        "pipeline.toml:2: pipeline.checkpoint: belongs to another table than ./other; give this pipeline a folder of "
+        "its own, or restore the old source"
     ]
 
 
@@ -450,8 +467,8 @@ def test_a_checkpoint_of_other_topics(find, here):
         (offsets / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{"0":5}}}}')
     found = find(PIPELINE + KAFKA + DEBEZIUM + TABLE)
     assert found[0] == (
-        "pipeline.toml:2: pipeline.checkpoint: belongs to the topics a; give this pipeline a folder of its own, or restore the old "
-        "source"
+        "pipeline.toml:2: pipeline.checkpoint: belongs to the topics a; give this pipeline a folder of its own, or "
+        "restore the old source"
     )
 
 
@@ -464,8 +481,8 @@ def test_a_checkpoint_of_a_topic_that_was_made_anew(find, here, monkeypatch):
     monkeypatch.setattr("stream_merge.bridge.kafka_topics.TopicIds.read", lambda _, topics: {t: ids[t] for t in topics})
     text = PIPELINE + KAFKA + DEBEZIUM + TABLE
     assert find(text)[0] == (
-        "pipeline.toml:2: pipeline.checkpoint: belongs to another topic orders, which was deleted and made anew since; take a new "
-        "folder, and let the source send a new snapshot if records of the old topic were not read"
+        "pipeline.toml:2: pipeline.checkpoint: belongs to an earlier topic orders, which was deleted and recreated "
+        "since; take a new folder, and let the source send a new snapshot if records of the old topic were not read"
     )
     ids["orders"] = "A"
     assert [line for line in find(text) if "checkpoint" in line] == []

@@ -119,7 +119,7 @@ def test_nothing_is_lost_or_skipped(spark: SparkSession, kafka: Kafka, prefix: s
         finally:
             kafka.server.start()
         lines = [line.split(" ", 2)[2] for line in printed(running).splitlines()]
-        assert f"WARNING no Kafka broker answers at {kafka.bootstrap_servers}; trying on" in lines
+        assert f"WARNING no Kafka broker answers at {kafka.bootstrap_servers}; still trying" in lines
         failures = [line for line in lines if line.startswith("WARNING Kafka does not answer: ")]
         assert [line.rsplit(". ", 1)[1] for line in failures[:2]] == [
             "Next attempt in 1 seconds.",
@@ -154,7 +154,7 @@ def test_nothing_is_lost_or_skipped(spark: SparkSession, kafka: Kafka, prefix: s
     kafka.make_anew(orders)
     send(kafka, orders, *((number, 100) for number in range(20)))
     sentence = failure_of(start("run", "pipeline.toml", "--once"))
-    assert sentence.startswith(f"The topic {orders} was deleted and made anew since this checkpoint read it")
+    assert sentence.startswith(f"The topic {orders} was deleted and recreated since this checkpoint read it")
     assert rows(spark, tmp_path / "lake/orders") == merged
 
 

@@ -111,7 +111,7 @@ def test_from_an_empty_folder_to_a_table(
     assert [re.sub(r" in [\d.]+ s$", "", line) for line in said] == [
         "INFO starting pipeline shop from pipeline.toml",
         "INFO ./lake/customers: batch 0, version 1: 217 rows, 205 inserted, 0 updated, 0 deleted",
-        "INFO ended: all that was there is merged",
+        "INFO ended: everything available is merged",
     ]
     assert rows(spark, folder / "lake/customers") == read_expected(CAPTURE, "customers")
 

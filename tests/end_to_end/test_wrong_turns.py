@@ -50,7 +50,7 @@ def test_a_pattern_that_matches_no_topic(kafka: Kafka, prefix: str, write_pipeli
         STARTED,
         f"WARNING no topic at {kafka.bootstrap_servers} matches {prefix}[.]customers.*, so there is nothing to merge; create one, "
         "or correct topic_pattern in [source]",
-        "INFO ended: all that was there is merged",
+        "INFO ended: everything available is merged",
     ]
 
 
@@ -118,6 +118,6 @@ def test_a_broker_that_sends_its_clients_elsewhere(prefix: str, write_pipeline, 
         server.close()
     [warning] = [line.split(" ", 2)[2] for line in waiting.log.read_text().splitlines() if "WARNING" in line]
     assert warning == (
-        "WARNING the Kafka broker says that it is reached at nowhere.invalid:9092, where this machine finds none; trying on. "
-        "Correct its advertised.listeners, or make the name known here"
+        "WARNING the Kafka broker advertises the address nowhere.invalid:9092, which this machine cannot resolve; "
+        "still trying. Correct its advertised.listeners, or make the name known here"
     )

@@ -1,4 +1,4 @@
-"""What `validate` and `explain` find out with Spark, before anything is written: source, tables, checkpoint.
+"""Implements `validate` and `explain`: checks source, tables and checkpoint with Spark, and writes nothing.
 
 May import `cli.query` and `cli.file`.
 """

@@ -1,4 +1,4 @@
-"""Refuses names in a catalog that forgets them: Spark's own, in memory, when no metastore is configured."""
+"""Refuses table names in Spark's in-memory catalog, which forgets its tables when the command ends."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ _SPARKS_OWN = "spark_catalog"
 
 
 def find_catalog_faults(spark: SparkSession, loaded: LoadedPipeline) -> Iterator[Fault]:
-    """Yield the tables that the next start would not find: most are paths whose `./` was forgotten.
+    """Yield the tables that the next start would not find: most are paths without their `./`.
 
-    The first run would make a folder `spark-warehouse/name`, and every other run, and `status`, would fail on it.
+    The first run would create a folder `spark-warehouse/name`; every other run, and `status`, would fail on it.
     """
     for number, table in enumerate(loaded.pipeline.tables):
         for option, name in (("target", table.target), ("quarantine", table.quarantine)):
             if name is not None and is_forgotten(spark, name):
                 yield loaded.fault(
                     ("tables", number, option),
-                    f"{name} is the name of a table in a catalog, and Spark's own forgets its tables when the command ends; write "
-                    f'./{name} for a folder, or configure a metastore ("spark.sql.catalogImplementation" = "hive") in [spark.conf]',
+                    f"{name} is the name of a table in a catalog, and Spark's own catalog forgets its tables when the "
+                    f"command ends; write ./{name} for a folder, or configure a metastore "
+                    '("spark.sql.catalogImplementation" = "hive") in [spark.conf]',
                 )
 
 
 def is_forgotten(spark: SparkSession, name: str) -> bool:
-    """Tell whether a table of this name is known to this session only."""
+    """Return whether only this session knows a table with this name."""
     if is_path(name) or spark.conf.get("spark.sql.catalogImplementation") != "in-memory":
         return False
     first, dot, _ = name.partition(".")

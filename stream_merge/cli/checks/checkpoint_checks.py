@@ -22,7 +22,7 @@ _REMEDY = "give this pipeline a folder of its own, or restore the old source"
 
 
 def find_checkpoint_faults(spark: SparkSession, loaded: LoadedPipeline) -> Iterator[Fault]:
-    """Yield why the pipeline cannot go on from its checkpoint, or begin one."""
+    """Yield why the pipeline cannot continue from its checkpoint, or start a new one."""
     where = ("pipeline", "checkpoint")
     checkpoint = loaded.pipeline.pipeline.checkpoint
     path = local_path(checkpoint)
@@ -51,13 +51,13 @@ def find_checkpoint_faults(spark: SparkSession, loaded: LoadedPipeline) -> Itera
         if made_anew:
             yield loaded.fault(
                 where,
-                f"belongs to another topic {', '.join(made_anew)}, which was deleted and made anew since; take a new folder, and "
-                "let the source send a new snapshot if records of the old topic were not read",
+                f"belongs to an earlier topic {', '.join(made_anew)}, which was deleted and recreated since; use a new "
+                "folder, and let the source send a new snapshot if records of the old topic were not read",
             )
 
 
 def read_position(spark: SparkSession, checkpoint: str) -> Mapping[str, Any] | None:
-    """Return where the query of a checkpoint stands in its source, as Spark has it; None for a query that has not begun."""
+    """Return the position of a checkpoint's query, as Spark stores it; None for a query that has not begun."""
     try:
         files = spark.read.text(f"{checkpoint.rstrip('/')}/offsets", wholetext=True).selectExpr(
             "value", "try_cast(_metadata.file_name AS BIGINT) AS batch_id"
@@ -87,10 +87,10 @@ def _kind_of(position: Mapping[str, Any]) -> str | None:
 
 
 def _other_source(spark: SparkSession, source: Source, position: Mapping[str, Any]) -> str | None:
-    """Return what says that the checkpoint is that of another source of the same kind."""
+    """Return the fault if the checkpoint belongs to another source of the same kind, else None."""
     match source:
         case KafkaSource():
-            # Topics come and go; a checkpoint that has none of them is another pipeline's.
+            # Topics come and go; a checkpoint with none of them belongs to another pipeline.
             is_other = bool(position) and bool(source.topics) and not set(position) & set(source.topics)
             return f"belongs to the topics {', '.join(sorted(position))}" if is_other else None
         case DeltaSource():

@@ -1,4 +1,4 @@
-"""`stream-merge explain`: says how a source's rows would be merged into each table, without writing."""
+"""Implements `stream-merge explain`: says how a source's rows would be merged into each table."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def explain(spark: SparkSession, pipeline: Pipeline, table: str | None, num_rows: int) -> Iterator[str]:
-    """Return the plan of the merge into each table, one text a table.
+    """Yield the plan of the merge into each table, one text a table.
 
     Args:
         spark: The session.
         pipeline: The pipeline.
-        table: Target or source of the one table that is asked for, as the file or as a message names it; all by default.
-        num_rows: How many rows of the source, or of each of its topics, are looked at.
+        table: Target or source of one table, as the file or a message names it; all tables by default.
+        num_rows: How many rows of the source, or of each of its topics, to sample.
 
     Raises:
-        PipelineError: The source cannot be read, no table is called so, or the merge is not possible.
+        PipelineError: The source cannot be read, there is no such table, or the merge is not possible.
     """
     try:
         rows = _sample(spark, pipeline, num_rows)
@@ -48,19 +48,19 @@ def explain(spark: SparkSession, pipeline: Pipeline, table: str | None, num_rows
 
 
 def _is_asked(table: str, pipeline: Pipeline, name: str) -> bool:
-    """Whether a table is the one that takes the rows of a source of this name."""
+    """Whether a table is the one that takes the rows of a source with this name."""
     found = find_table(pipeline, name)
     return found is not None and table in (name, found.target, found.settings.target, found.settings.source)
 
 
 def _sample(spark: SparkSession, pipeline: Pipeline, num_rows: int) -> DataFrame:
-    """Return some rows of the source, held fast: each look at the source itself could give others."""
+    """Return a fixed sample of the source; each read of the source itself could return other rows."""
     from pyspark.sql import DataFrame
 
     source = pipeline.source
     parts: list[Source] = [source]
     if isinstance(source, KafkaSource) and source.topics:
-        # Of one read of all topics, the first topic would fill the sample.
+        # One read of all topics would return rows of the first one only.
         parts = [source.model_copy(update={"topics": [topic]}) for topic in source.topics]
     rows = reduce(DataFrame.union, [read_some(spark, part, num_rows) for part in parts])
     return spark.createDataFrame(rows.collect(), rows.schema)
@@ -91,7 +91,7 @@ def _explained(rows: DataFrame, pipeline: Pipeline, table: str | None, names: li
             raise PipelineError(f"{found.target}: {describe(error).sentence}", ExitCode.FAILED) from error
     for number, settings in enumerate(pipeline.tables):
         if number not in seen and (table is None or table in (settings.target, settings.source)):
-            yield f"{settings.target}: the rows that were looked at have none of {settings.source}; --rows looks at more."
+            yield f"{settings.target}: no row of the sample is from {settings.source}; --rows reads more."
 
 
 def _filled(sink: MergeSink, found: FoundTable) -> MergeSink:

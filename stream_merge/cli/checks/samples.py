@@ -17,7 +17,7 @@ _MAX_SOURCES = 1000
 
 @dataclass(slots=True)
 class Samples:
-    """Up to 100 rows of each source that a pipeline has now.
+    """Samples of up to 100 rows of each source that a pipeline has now.
 
     Attributes:
         spark: The session.
@@ -29,10 +29,10 @@ class Samples:
     _whole: DataFrame | None = field(default=None, repr=False)
 
     def names(self) -> list[str]:
-        """Return the names of the sources as far as they can be known: topics, or those of the first rows."""
+        """Return the names of the sources as far as they are known: topics, or the names in the first rows."""
         pipeline = self.pipeline
         if is_single(pipeline):
-            # What a pipeline with one table calls its source when it runs.
+            # A running pipeline with one table gives its source this name.
             return [pipeline.source.format]
         if self._has_topics():
             source = pipeline.source
@@ -70,5 +70,5 @@ class Samples:
         return self._whole
 
     def _kept(self, frame: DataFrame) -> DataFrame:
-        """Return the rows without their source, which would be asked for them again by every check."""
+        """Return the rows detached from their source, which every check would otherwise read again."""
         return self.spark.createDataFrame(frame.collect(), frame.schema)

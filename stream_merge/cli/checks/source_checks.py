@@ -21,12 +21,12 @@ from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.table.features import has_change_feed
 
 NUM_ROWS = 100
-"""So many rows of a source are looked at."""
+"""The number of rows of a source that are sampled."""
 
 _NO_SUCH_TOPIC = "-"
 _ASSIGNED = re.compile(r"(?i:assigned)\w*:?\s*(?:\w*Set)?\(([^()]*)\)")
 _KAFKA_FAULTS = (
-    (("UnknownTopicOrPartitionException", "InvalidTopicException"), "topics", "Kafka does not take a topic: {message}"),
+    (("UnknownTopicOrPartitionException", "InvalidTopicException"), "topics", "Kafka refuses a topic: {message}"),
     (
         ("SaslAuthenticationException", "SslAuthenticationException", "AuthenticationException"),
         "options",
@@ -40,17 +40,17 @@ _KAFKA_FAULTS = (
     (
         ("TimeoutException", "DisconnectException"),
         "bootstrap_servers",
-        "the connection is taken, but not answered as a Kafka broker does: the port or kafka.security.protocol is another one, or "
-        "the addresses that the broker advertises cannot be reached from here",
+        "the connection is accepted, but no Kafka broker answers: correct the port or kafka.security.protocol, or make "
+        "the addresses that the broker advertises reachable from here",
     ),
-    (("ConfigException", "KafkaException"), "options", "Kafka's client does not take the options: {message}"),
+    (("ConfigException", "KafkaException"), "options", "Kafka's client refuses the options: {message}"),
 )
-"""Kafka's names of errors, the option that is at fault, and a sentence."""
+"""Kafka's names of errors, the option at fault, and a sentence."""
 _PARTITION = re.compile(r"\s*(.+)-\d+\s*")
 
 
 def find_source_faults(spark: SparkSession, loaded: LoadedPipeline) -> Iterator[Fault]:
-    """Yield what keeps the source from being read."""
+    """Yield why the source cannot be read."""
     source = loaded.pipeline.source
     if isinstance(source, KafkaSource):
         yield from _kafka_faults(spark, loaded, source)
@@ -61,9 +61,9 @@ def find_source_faults(spark: SparkSession, loaded: LoadedPipeline) -> Iterator[
 
 
 def find_topics(spark: SparkSession, source: KafkaSource) -> list[str] | None:
-    """Return the topics that a pattern matches now; None where Spark does not tell.
+    """Return the topics that a pattern matches now; None if Spark does not say.
 
-    Offsets for a topic that cannot exist are refused by Spark's source, which names the partitions that it has found.
+    Spark's source refuses offsets for a topic that cannot exist, and its error names the partitions that it found.
     """
     options = {**source.options, "startingOffsets": f'{{"{_NO_SUCH_TOPIC}": {{"0": 0}}}}'}
     try:
@@ -78,7 +78,7 @@ def find_topics(spark: SparkSession, source: KafkaSource) -> list[str] | None:
 
 
 def find_missing_topics(spark: SparkSession, source: KafkaSource) -> list[str]:
-    """Return those of the source's topics that Kafka does not have; its client does not name them."""
+    """Return the source's topics that Kafka does not have; Kafka's client does not name them."""
     return [topic for topic in source.topics if is_missing_topic(_read_error(spark, source, topic))]
 
 
@@ -101,7 +101,7 @@ def _kafka_faults(spark: SparkSession, loaded: LoadedPipeline, source: KafkaSour
 
 
 def _missing_topics(spark: SparkSession, loaded: LoadedPipeline, source: KafkaSource) -> Iterator[Fault]:
-    """Yield which of the topics are missing."""
+    """Yield a fault for each missing topic."""
     for place, topic in enumerate(source.topics):
         error = _read_error(spark, source, topic)
         if is_missing_topic(error):
@@ -122,7 +122,7 @@ def _read_error(spark: SparkSession, source: KafkaSource, topic: str) -> BaseExc
 
 
 def is_missing_topic(error: BaseException | None) -> bool:
-    """Tell whether a read failed since Kafka has no such topic."""
+    """Return whether a read failed because Kafka has no such topic."""
     found = kafka_error(error) if error is not None else None
     return found is not None and found[0] == "UnknownTopicOrPartitionException"
 
@@ -148,7 +148,7 @@ def _files_faults(spark: SparkSession, loaded: LoadedPipeline, source: FilesSour
         frame = read_some(spark, source, NUM_ROWS)
     except JVM_ERRORS as error:
         if condition(error).startswith("PATH_NOT_FOUND"):
-            yield loaded.fault(("source", "path"), f"there is no {source.path}")
+            yield loaded.fault(("source", "path"), f"{source.path} does not exist")
         else:
             yield loaded.fault(("source",), f"the files cannot be read: {short_message(error)}")
         return
@@ -184,8 +184,8 @@ def _delta_faults(spark: SparkSession, loaded: LoadedPipeline, source: DeltaSour
     if source.change_feed and not has_change_feed(transaction.properties):
         yield loaded.fault(
             ("source", "change_feed"),
-            f"the table {source.table} keeps no change data feed; set its property delta.enableChangeDataFeed = true, or, for a "
-            "table that only grows, change_feed = false",
+            f"the table {source.table} has no change data feed; set its property delta.enableChangeDataFeed = true, or "
+            "change_feed = false for a table that only grows",
         )
         return
     if isinstance(source.starting_version, int) and source.starting_version > transaction.version + 1:

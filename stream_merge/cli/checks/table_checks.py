@@ -29,7 +29,7 @@ from stream_merge.sql import quote
 from stream_merge.table.log_stores import find_log_store_fault
 
 MAX_SOURCES = 20
-"""So many sources of a pattern are looked at."""
+"""The number of sources of a pattern that are checked."""
 
 _PART_OF_A_NAME = re.compile(r"[\w-]+")
 _EXPRESSIONS = ("sequence_by", "tie_break_by", "delete_when", "expect")
@@ -38,12 +38,12 @@ _COLUMNS = ("write_columns", "except_columns", "ignore_null_updates")
 
 
 def find_table_faults(spark: SparkSession, loaded: LoadedPipeline, *, reads_source: bool) -> Iterator[Fault]:
-    """Yield what keeps the rows from being merged.
+    """Yield why the rows cannot be merged.
 
     Args:
         spark: The session.
         loaded: The pipeline.
-        reads_source: Whether the source can be read; if not, only what needs no rows is looked at.
+        reads_source: Whether the source can be read; otherwise only checks without rows run.
     """
     pipeline = loaded.pipeline
     samples = Samples(spark, pipeline)
@@ -51,12 +51,15 @@ def find_table_faults(spark: SparkSession, loaded: LoadedPipeline, *, reads_sour
         found = [(name, find_table(pipeline, name)) for name in (samples.names() if reads_source else ())]
     except JVM_ERRORS as error:
         yield loaded.fault(
-            ("pipeline", "route_by"), f"is no column or expression of the source: {short_message(error)}"
+            ("pipeline", "route_by"), f"is not a column or expression of the source: {short_message(error)}"
         )
         found = []
     for name, table in found:
         if table is None and pipeline.pipeline.unknown == "error":
-            yield loaded.fault(("tables",), f'no table takes the rows of {name}; unknown = "ignore" leaves them out')
+            yield loaded.fault(
+                ("tables",),
+                f'no table takes the rows of {name}; add a [[tables]], or set unknown = "ignore" to drop them',
+            )
     for number, settings in enumerate(pipeline.tables):
         tables = [(name, table) for name, table in found if table is not None and table.number == number]
         ddl_faults = list(_ddl_faults(loaded, number, settings))
@@ -92,7 +95,7 @@ def _ddl_faults(loaded: LoadedPipeline, number: int, table: TableSettings) -> It
 
 @dataclass(frozen=True, slots=True)
 class _TableCheck:
-    """The rows of one source against the table that takes them."""
+    """Checks the rows of one source against the table that takes them."""
 
     spark: SparkSession
     loaded: LoadedPipeline
@@ -100,11 +103,15 @@ class _TableCheck:
     source: str
 
     def target_faults(self) -> Iterator[Fault]:
-        """Yield why the target is no table that can be merged into, or made."""
+        """Yield why the target is not a table to merge into and cannot be created."""
         target = self.table.target
         for value in self._placeholder_values():
             if not _PART_OF_A_NAME.fullmatch(value):
-                yield self._fault("source", f'"{value}" of {self.source} cannot stand in target; it is no plain name')
+                yield self._fault(
+                    "source",
+                    f'"{value}" of {self.source} cannot be part of target; '
+                    "the pattern must match letters, digits, _ and - only",
+                )
         path = local_path(target) if is_path(target) else None
         fault = find_folder_fault(path) if path is not None else None
         if fault is not None:
@@ -117,7 +124,7 @@ class _TableCheck:
             yield self._fault("target", f"there is no Delta table {target}; create it, or set create_if_missing = true")
         elif path is not None and path.is_dir() and any(path.iterdir()):
             yield self._fault(
-                "target", f"the folder {path} has files and is no Delta table; give an empty or a new folder"
+                "target", f"the folder {path} has files and is not a Delta table; give an empty or a new folder"
             )
         elif path is None and (fault := self._catalog_fault(target)) is not None:
             yield self._fault("target", fault)
@@ -157,7 +164,7 @@ class _TableCheck:
             yield self._fault("columns", f"the rows of {self.source} cannot be read: {short_message(error)}")
 
     def _tells_no_columns(self, records: DataFrame) -> bool:
-        """Tell whether the columns cannot be known before the source has its first record, which is no fault."""
+        """Return whether the columns are unknown before the source has its first record, which is not a fault."""
         if self.loaded.pipeline.decode.format == "none" or self.table.settings.columns is not None:
             return False
         has_value = "value" in records.columns and not records.where("value IS NOT NULL").isEmpty()
@@ -171,13 +178,13 @@ class _TableCheck:
         return [str(value) for name, value in groups.items() if f"{{{name}}}" in texts]
 
     def _catalog_fault(self, target: str) -> str | None:
-        """Return why a table that does not exist cannot be made under a name of the catalog."""
+        """Return why a missing table cannot be created under a catalog name, or None if it can."""
         schema = target.rpartition(".")[0]
         if is_path(target) or is_forgotten(self.spark, target):
             return None
         if schema and not self.spark.catalog.databaseExists(schema):
             return f"there is no schema {schema} in the catalog; create it: CREATE SCHEMA {schema}"
-        return f"{target} is no Delta table" if self.spark.catalog.tableExists(target) else None
+        return f"{target} is not a Delta table; name another one" if self.spark.catalog.tableExists(target) else None
 
     def _column_faults(self, rows: DataFrame) -> Iterator[Fault]:
         present = {name.lower() for name in rows.columns}
@@ -214,7 +221,7 @@ class _TableCheck:
                     yield self._fault(option, f"{text} is not valid here: {short_message(error)}", *place)
 
     def _value_faults(self, rows: DataFrame) -> Iterator[Fault]:
-        """Yield what is wrong with all of the first rows, or with some of them that would stop the query."""
+        """Yield what is wrong with all of the first rows, or with some of them if that would stop the query."""
         settings = self.table.settings
         keys = settings.keys or []
         error = self._options().get("error_column")
@@ -227,7 +234,7 @@ class _TableCheck:
         bad = [row for row in found if row["error"] is not None]
         if bad and (settings.quarantine is None or len(bad) == len(found)):
             position = f" ({bad[0]['position']})" if is_record else ""
-            remedy = "; a quarantine takes such rows" if settings.quarantine is None else ""
+            remedy = "; set quarantine to keep such rows" if settings.quarantine is None else ""
             share = _counted(found) if len(bad) == len(found) else f"{len(bad)} of {_counted(found)}"
             yield self._fault(None, f"{share} cannot be decoded: {bad[0]['error']}{position}{remedy}")
         good = [row for row in found if row["error"] is None]

@@ -1,4 +1,4 @@
-"""`stream-merge validate`: checks the file, and with Spark the source, the tables and the checkpoint."""
+"""Implements `stream-merge validate`: checks the file, and with Spark the source, the tables and the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OPTIONS = {**{name: name for name in TableSettings.model_fields}, "columns": "write_columns"}
-"""Options of `merge_sink` to those of a table in the file."""
+"""Maps options of `merge_sink` to options of a table in the file."""
 
 
 def validate(loaded: LoadedPipeline, spark: SparkSession | None) -> list[Fault]:
-    """Return everything that is wrong with a pipeline that could be loaded, in the order of its file.
+    """Return all faults of a loaded pipeline, in the order of its file.
 
     Args:
         loaded: The pipeline.
-        spark: A session, with which source, tables and checkpoint are looked at; up to 100 rows of each source are read, and
-            nothing is written. Without one, the options alone are checked.
+        spark: A session to check source, tables and checkpoint with; it reads up to 100 rows of each source and writes
+            nothing. Without one, only the options are checked.
     """
     faults = list(_option_faults(loaded))
     if not faults:
@@ -43,7 +43,7 @@ def validate(loaded: LoadedPipeline, spark: SparkSession | None) -> list[Fault]:
         faults += find_catalog_faults(spark, loaded)
         source_faults = list(find_source_faults(spark, loaded))
         faults += source_faults
-        # Of a source that cannot be read there are no rows to check the tables with.
+        # A source that cannot be read has no rows to check the tables with.
         faults += find_table_faults(spark, loaded, reads_source=not source_faults)
         faults += find_checkpoint_faults(spark, loaded)
     return in_order(faults)
@@ -63,7 +63,7 @@ def _option_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
 
 
 def _label_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
-    """Yield the targets whose name in the metrics is that of another one, since what is secret is left out of it."""
+    """Yield targets that metrics cannot tell apart from another one once secrets are masked."""
     shown: dict[str, int] = {}
     for target, number in known_targets(loaded.pipeline).items():
         label = loaded.secrets.mask(target)
@@ -71,8 +71,8 @@ def _label_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
         if first != number:
             yield loaded.fault(
                 ("tables", number, "target"),
-                f"is shown as {label}, as is that of tables[{first}], so that their metrics would be one; let them differ in more "
-                "than values of the environment",
+                f"is shown as {label}, as is that of tables[{first}], so their metrics would be mixed; make them "
+                "differ in more than values of the environment",
             )
 
 
@@ -88,7 +88,7 @@ def _merge_option_faults(loaded: LoadedPipeline, number: int) -> Iterator[Fault]
 
 
 def _sink_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
-    """Yield what shows only when all tables come together."""
+    """Yield faults that show only when all tables are put together."""
     try:
         build_sink(loaded.pipeline, None)
     except PipelineError as error:
@@ -96,7 +96,7 @@ def _sink_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
 
 
 def _location_of(number: int, table: TableSettings, fault: str) -> Location:
-    """Return the location of the option that a fault of `merge_sink` names first, of those that the table sets if it can be."""
+    """Return the location of the first option that a fault of `merge_sink` names, preferring options that are set."""
     words = [_OPTIONS[word] for word in re.findall(r"\w+", fault) if word in _OPTIONS]
     given = [word for word in words if word in table.model_fields_set]
     return ("tables", number, *(given or words)[:1])

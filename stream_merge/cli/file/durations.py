@@ -1,4 +1,4 @@
-"""Parses the durations that a pipeline file has."""
+"""Parses the durations in a pipeline file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _FURTHER_PART = re.compile(rf"\s+(?:\d+\s+(?:{_SPARK_UNITS})s?|\d+\.\d+\s+second
 
 
 def parse_duration(text: str) -> timedelta:
-    """Return the length of time that a text such as "7 days" or "1.5 hours" says.
+    """Return the duration of a text such as "7 days" or "1.5 hours".
 
     Args:
-        text: A number and one of second, minute, hour, day, with or without an s.
+        text: A number and second, minute, hour or day, with or without an s.
 
     Raises:
-        ValueError: The text is none; the message is one clause, without the text.
+        ValueError: The text is not a duration; the message is one clause without the text.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -26,11 +26,11 @@ def parse_duration(text: str) -> timedelta:
     try:
         return timedelta(**{f"{match[2].lower()}s": float(match[1])})
     except OverflowError:
-        raise ValueError("is longer than can be counted") from None
+        raise ValueError("is too long; give fewer days") from None
 
 
 def is_interval(text: str) -> bool:
-    """Tell whether Spark takes a text for the interval of a trigger: "10 seconds", "1 minute 30 seconds"."""
+    """Return whether Spark accepts a text as the interval of a trigger: "10 seconds", "1 minute 30 seconds"."""
     text = text.strip()
     first = _INTERVAL.match(text)
     if first is None:

@@ -1,4 +1,4 @@
-"""Writes the example with which a pipeline file begins."""
+"""Writes the example of a pipeline file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def write_example(path: Path, *, force: bool = False) -> None:
 
     Args:
         path: The file to write.
-        force: Whether a file that is there is written over.
+        force: Whether to overwrite an existing file.
 
     Raises:
-        PipelineError: The file is there already, or cannot be written.
+        PipelineError: The file exists, or cannot be written.
     """
     if path.is_dir():
         raise PipelineError(
@@ -31,9 +31,9 @@ def write_example(path: Path, *, force: bool = False) -> None:
         with path.open("w" if force else "x", encoding="utf-8", newline="\n") as file:
             file.write(read_example())
     except FileExistsError:
-        message = f"{path} is there already; write to another file, or over it with --force."
+        message = f"{path} exists already; choose another file, or overwrite it with --force."
     except FileNotFoundError:
-        message = f"{path} cannot be written: there is no folder {path.parent}."
+        message = f"{path} cannot be written: there is no folder {path.parent}; create it."
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}."
     else:

@@ -1,4 +1,4 @@
-"""A fault of a pipeline file: the line, the option and a sentence."""
+"""Describes a fault of a pipeline file: the line, the option and a sentence."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _SYNTAX_POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)
 _TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 _QUOTED = r"'([^']*)'"
 _SYNTAX = {
-    "Invalid value": 'a value is missing or not valid; text stands in quotes: name = "value"',
+    "Invalid value": 'a value is missing or not valid; write text in quotes: name = "value"',
     "Invalid statement": "this is neither a section [name] nor an option: name = value",
     "Expected '=' after a key in a key/value pair": "an option is written name = value",
-    "Expected newline or end of document after a statement": "a value is followed by something else; text stands in quotes",
-    "Cannot overwrite a value": "this option or section is there twice",
+    "Expected newline or end of document after a statement": (
+        "a value is followed by something else; write text in quotes"
+    ),
+    "Cannot overwrite a value": "this option or section appears twice",
     "Unclosed array": "the list is not closed: a ] or a comma is missing",
     "Unterminated string": "the text is not closed: a quote is missing",
     "Expected ']' at the end of a table declaration": "a section is written [name]",
@@ -29,12 +31,12 @@ _SYNTAX = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is wrong with a pipeline file.
+    """A fault of a pipeline file.
 
     Attributes:
-        line: Line of the file, from 1; None where there is none to point at.
-        where: The option, as `tables[0].keys`; empty where the file as a whole is meant.
-        message: What is wrong with it and what to do.
+        line: Line of the file, from 1; None if there is none to point at.
+        where: The option, as `tables[0].keys`; empty for the file as a whole.
+        message: What is wrong and what to do.
     """
 
     line: int | None
@@ -42,16 +44,16 @@ class Fault:
     message: str
 
     def text(self, path: Path) -> str:
-        """Return the fault in one line, as compilers write theirs: `pipeline.toml:12: tables[0].keys: ...`."""
+        """Return the fault in one line, in the format of compilers: `pipeline.toml:12: tables[0].keys: ...`."""
         position = str(path) if self.line is None else f"{path}:{self.line}"
         return ": ".join(part for part in (position, self.where, self.message) if part)
 
 
 class PipelineFileError(PipelineError):
-    """A pipeline file cannot be used; its text is one line a fault.
+    """A pipeline file cannot be used; the text has one line for each fault.
 
     Attributes:
-        faults: Everything that was found, in the order of the file.
+        faults: All faults, in the order of the file.
         path: The file.
     """
 
@@ -62,7 +64,7 @@ class PipelineFileError(PipelineError):
 
 
 def where_of(location: Sequence[str | int]) -> str:
-    """Return a location as people write it: `tables[0].keys`, `spark.conf."spark.driver.memory"`."""
+    """Return a location as text: `tables[0].keys`, `spark.conf."spark.driver.memory"`."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -74,17 +76,17 @@ def where_of(location: Sequence[str | int]) -> str:
 
 
 def in_order(faults: Iterable[Fault]) -> list[Fault]:
-    """Return the faults in the order of the file, each once; those of the whole file come first."""
+    """Return the faults in the order of the file, without duplicates; faults of the whole file come first."""
     return sorted(dict.fromkeys(faults), key=lambda fault: fault.line or 0)
 
 
 def syntax_fault(error: ValueError, text: str) -> Fault:
-    """Return the fault for the error with which the TOML parser stopped."""
+    """Return the fault for an error of the TOML parser."""
     message = str(error)
     line: int | None = None
     if match := _SYNTAX_POSITION.search(message):
         message = message[: match.start()]
         line = int(match[1]) if match[1] else len(text.rstrip().splitlines()) or None
     if match := _TWICE.fullmatch(message):
-        message = f"the section [{where_of(re.findall(_QUOTED, match[1]))}] is there twice"
+        message = f"the section [{where_of(re.findall(_QUOTED, match[1]))}] appears twice"
     return Fault(line, "", f"this is not TOML: {_SYNTAX.get(message, message)}")

@@ -1,4 +1,4 @@
-"""Loads a pipeline file: TOML, environment variables, the models, and all faults with their lines at once."""
+"""Loads a pipeline file: parses TOML, fills in the environment, validates, and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = ["Fault", "LoadedPipeline", "Location", "PipelineFileError", "load_pip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPipeline:
-    """A pipeline file that has been read.
+    """A loaded pipeline file.
 
     Attributes:
-        pipeline: Its settings, with the values from the environment; not to be shown without `secrets.mask`.
+        pipeline: Its settings with the values from the environment; show them only through `secrets.mask`.
         path: The file.
         secrets: The values that must not be shown.
     """
@@ -49,23 +49,23 @@ class LoadedPipeline:
     lines: Mapping[Location, int] = field(repr=False)
 
     def line_of(self, location: Location) -> int | None:
-        """Return the line of an option, or of its section where the file does not have it; None where it has neither."""
+        """Return the line of an option, or of its section if the file lacks the option; None if it lacks both."""
         return line_of(self.lines, location)
 
     def fault(self, location: Location, message: str) -> Fault:
-        """Return a fault of the option at a location, with its line and without secret values."""
+        """Return a fault of the option at a location, with its line and with secrets masked."""
         return Fault(self.line_of(location), where_of(location), self.secrets.mask(message))
 
 
 def load_pipeline(path: Path, environ: Mapping[str, str] = os.environ) -> LoadedPipeline:
-    """Read a pipeline file.
+    """Load a pipeline file.
 
     Args:
         path: The file, in TOML and UTF-8.
-        environ: The environment, from which `${NAME}` is filled.
+        environ: The environment that fills in `${NAME}`.
 
     Raises:
-        PipelineFileError: The file cannot be read, or has faults; all that can be found without Spark are in one error.
+        PipelineFileError: The file cannot be read or has faults; it lists all faults that show without Spark.
     """
     text = _read(path)
     try:
@@ -77,7 +77,7 @@ def load_pipeline(path: Path, environ: Mapping[str, str] = os.environ) -> Loaded
     data, found = substitute(written, environ, secrets)
     pipeline, faults = _validated(data, written)
     unfilled = {location for location, _ in found}
-    # A value that the environment does not have is one fault, not two.
+    # A value that is missing in the environment is one fault, not two.
     found += [fault for fault in faults if fault[0] not in unfilled]
     found += [fault for fault in find_contradictions(data) if fault[0] not in unfilled]
     if found or pipeline is None:
@@ -93,12 +93,12 @@ def load_pipeline(path: Path, environ: Mapping[str, str] = os.environ) -> Loaded
 
 def _read(path: Path) -> str:
     try:
-        # Some editors put a byte order mark first.
+        # Some editors write a byte order mark first.
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         message = "there is no such file; stream-merge init writes an example"
     except IsADirectoryError:
-        message = "this is a folder, not a pipeline file"
+        message = "this is a folder; name a pipeline file"
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise PipelineFileError([Fault(line, "", "the file is not in UTF-8; save it in that encoding")], path) from None

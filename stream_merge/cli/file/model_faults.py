@@ -1,4 +1,4 @@
-"""Turns the errors of pydantic's models into plain sentences with the place in the file."""
+"""Turns pydantic's validation errors into plain sentences with their place in the file."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _TYPES = {
 
 
 def find_model_faults(errors: Sequence[ErrorDetails], data: Mapping[str, Any]) -> list[tuple[Location, str]]:
-    """Return location and sentence of what the models found.
+    """Return the location and the sentence of each fault that the models found.
 
     Args:
-        errors: Those of pydantic's `ValidationError`.
-        data: The file's values as they are written there: sentences show these, and never what stands in the environment.
+        errors: The errors of pydantic's `ValidationError`.
+        data: The file's values as written; sentences show these, never values of the environment.
     """
     by_location: dict[Location, list[ErrorDetails]] = {}
     for error in errors:
         by_location.setdefault(_location_in(data, error), []).append(error)
-    # Of a union that has lists, the fault of an element tells more than that the value is of no other type.
+    # For a union with lists, the fault of an element says more than a wrong type of the whole value.
     outer = {location[:end] for location in by_location for end in range(len(location))}
     return [
         (
@@ -72,7 +72,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def option_names(location: Location, data: Mapping[str, Any]) -> list[str]:
-    """Return the options that the section at a location has."""
+    """Return the options of the section at a location."""
     if not location:
         return list(SECTIONS)
     models = SECTIONS.get(str(location[0]), ())
@@ -84,7 +84,7 @@ def option_names(location: Location, data: Mapping[str, Any]) -> list[str]:
 
 
 def option_names_of(models: Iterable[type[BaseModel]]) -> list[str]:
-    """Return the names of the models' options as a file writes them."""
+    """Return the names of the models' options as written in a file."""
     return list(dict.fromkeys(field.alias or name for model in models for name, field in model.model_fields.items()))
 
 
@@ -122,7 +122,7 @@ def _unknown(location: Location, data: Mapping[str, Any]) -> str:
     names = option_names(location[:-1], data)
     if name in SECTIONS:
         return f"is a section of its own: {_header(name)}"
-    remedy = suggestion(name, names) or f"; there are {', '.join(names)}"
+    remedy = suggestion(name, names) or f"; choose from {', '.join(names)}"
     if len(location) == 1 and isinstance(data[name], (Mapping, list)):
         return f"there is no such section{remedy}"
     for section, models in SECTIONS.items():
@@ -132,7 +132,7 @@ def _unknown(location: Location, data: Mapping[str, Any]) -> str:
         if owners:
             return f"is an option of {_header(section)}"
     if len(location) == 1:
-        return "stands before the sections, and belongs to one of them"
+        return "is outside the sections; move it into one of them"
     return f"there is no such option{remedy}"
 
 
@@ -171,14 +171,14 @@ def _wrong_type(location: Location, error: ErrorDetails, value: object) -> str:
         return f"must be a list: [{_shown(value)}]"
     kind = error["type"].split("_")[0]
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, and is {_shown(value)}"
+        return f"must be {_TYPES[kind]}, but is {_shown(value)}"
     if error["type"] in ("model_type", "model_attributes_type"):
-        return f"must be a section, and is {_shown(value)}"
+        return f"must be a section, but is {_shown(value)}"
     return error["msg"].replace("Input should be", "must be")
 
 
 def _choice_of_types(errors: Sequence[ErrorDetails], value: object) -> str:
-    """Return the sentence for a value that none of a union's types takes: one error for each of them."""
+    """Return the sentence for a value that fits no type of a union, which has one error for each type."""
     kinds = dict.fromkeys(error["type"].split("_")[0] for error in errors)
     words = [_TYPES[kind].split(":")[0] for kind in kinds if kind in _TYPES]
     literals = [
@@ -187,12 +187,12 @@ def _choice_of_types(errors: Sequence[ErrorDetails], value: object) -> str:
     choices = [*words, *(f'"{word}"' for word in literals)]
     if not choices:
         return errors[0]["msg"].replace("Input should be", "must be")
-    return f"must be {_or(choices)}, and is {_shown(value)}"
+    return f"must be {_or(choices)}, but is {_shown(value)}"
 
 
 def _not_one_of(allowed: Sequence[str], value: object) -> str:
     close = suggestion(value, allowed) if isinstance(value, str) else ""
-    return f"must be {_listed(allowed)}, and is {_shown(value)}{close}"
+    return f"must be {_listed(allowed)}, but is {_shown(value)}{close}"
 
 
 def _quoted_words(expected: str) -> list[str]:
@@ -222,9 +222,9 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any], object], str]] = {
     "string_too_short": lambda *_: "must not be empty",
     "too_short": lambda context, _: f"must have at least {context['min_length']}",
     "string_pattern_mismatch": lambda _, value: (
-        f"must begin with a letter or digit and have letters, digits, _ . - only, and is {_shown(value)}"
+        f"must begin with a letter or digit and have only letters, digits, _ . -, but is {_shown(value)}"
     ),
-    "greater_than_equal": lambda context, value: f"must be at least {context['ge']:g}, and is {_shown(value)}",
-    "less_than_equal": lambda context, value: f"must be at most {context['le']:g}, and is {_shown(value)}",
+    "greater_than_equal": lambda context, value: f"must be at least {context['ge']:g}, but is {_shown(value)}",
+    "less_than_equal": lambda context, value: f"must be at most {context['le']:g}, but is {_shown(value)}",
 }
-"""By pydantic's name of the error: from its context and the value as the file has it."""
+"""Functions by pydantic's name of the error: they take its context and the value as written in the file."""

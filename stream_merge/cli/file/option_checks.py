@@ -27,7 +27,7 @@ from stream_merge.cli.file.positions import Location
 Found: TypeAlias = Iterator[tuple[Location, str]]
 
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset")
-"""What a files source has to have in the place of Kafka's records."""
+"""The columns of Kafka's records, which a files source must have to replace them."""
 
 _FILLED = ("target", "quarantine")
 _DEBEZIUM_ONLY = ("placeholder", "layout", "decimals", "binary", "keep_tombstones")
@@ -38,7 +38,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class _Sections:
-    """The sections that are right by themselves; None for those that are not."""
+    """The sections that are valid by themselves; None for the others."""
 
     pipeline: PipelineSettings | None
     source: Source | None
@@ -51,10 +51,10 @@ class _Sections:
 
 
 def find_contradictions(data: Mapping[str, Any]) -> list[tuple[Location, str]]:
-    """Return location and sentence of every fault between options; sections with faults of their own are left out.
+    """Return location and sentence of every fault between options; sections with faults of their own are skipped.
 
     Args:
-        data: The file's values, the environment filled in.
+        data: The file's values with the environment filled in.
     """
     tables = data.get("tables")
     sections = _Sections(
@@ -74,13 +74,13 @@ def find_contradictions(data: Mapping[str, Any]) -> list[tuple[Location, str]]:
 
 
 def ddl_names(ddl: str) -> list[str]:
-    """Return the column names of a DDL text as far as they show without Spark's parser."""
+    """Return the column names of a DDL text, as far as they show without Spark's parser."""
     matches = [_DDL_NAME.match(column) for column in _split_columns(ddl)]
     return [match[2] or match[1].replace("``", "`") for match in matches if match]
 
 
 def table_key(target: str) -> str:
-    """Return the same text for the spellings of one table's path or name."""
+    """Return the same text for all spellings of one table's path or name."""
     return posixpath.normpath(target.strip()) if "/" in target else target.strip().lower()
 
 
@@ -119,7 +119,10 @@ def _decode_faults(sections: _Sections) -> Found:
     if decode.format != "debezium":
         for option in _DEBEZIUM_ONLY:
             if option in decode.model_fields_set:
-                yield ("decode", option), f'belongs to format = "debezium", and would be ignored with "{decode.format}"'
+                yield (
+                    ("decode", option),
+                    f'belongs to format = "debezium", and "{decode.format}" would ignore it; leave it out',
+                )
     if decode.format == "none" or source is None or isinstance(source, KafkaSource):
         return
     if isinstance(source, FilesSource):
@@ -129,13 +132,13 @@ def _decode_faults(sections: _Sections) -> Found:
         if missing and _is_filled(source.schema_):
             yield (
                 ("source", "schema"),
-                f'has no column {", ".join(missing)}; format = "{decode.format}" of [decode] reads {", ".join(needed)}, as '
-                "Kafka's records have them",
+                f'has no column {", ".join(missing)}; format = "{decode.format}" of [decode] reads '
+                f"{', '.join(needed)}, as in Kafka's records",
             )
         return
     yield (
         ("decode", "format"),
-        f'"{decode.format}" decodes records of Kafka; the source is "{source.format}", which takes "none"',
+        f'"{decode.format}" decodes records of Kafka; use "none" with a source of format "{source.format}"',
     )
 
 
@@ -144,22 +147,25 @@ def _routing_faults(sections: _Sections) -> Found:
     if len(sections.tables) > 1:
         for index, table in tables:
             if table.source is None:
-                yield ("tables", index, "source"), "is missing; with several tables each says whose rows it takes"
+                yield ("tables", index, "source"), "is missing; with several tables, each must name its source"
     sources: dict[str, int] = {}
     for index, table in tables:
         if table.source is not None and (first := sources.setdefault(table.source, index)) != index:
-            yield ("tables", index, "source"), f"is that of tables[{first}] too; the rows of a source go to one table"
+            yield ("tables", index, "source"), f"is also that of tables[{first}]; the rows of a source go to one table"
     if pipeline is None:
         return
     is_routed = len(sections.tables) > 1 or any(table.source is not None for _, table in tables)
     if pipeline.route_by is not None and tables and not is_routed:
-        yield ("pipeline", "route_by"), "is for tables with a source; the only table has none and takes all rows"
+        yield (
+            ("pipeline", "route_by"),
+            "is for tables with a source; the only table has none and takes all rows; leave it out",
+        )
     if is_routed and pipeline.route_by is None and source is not None and not isinstance(source, KafkaSource):
-        yield ("pipeline", "route_by"), "is missing; it says which column names the source of a row"
+        yield ("pipeline", "route_by"), "is missing; name the column that holds the source of a row"
 
 
 def _topic_faults(sections: _Sections) -> Found:
-    """Yield the tables that no topic fills and the topics that no table takes, where topics are named."""
+    """Yield tables that no topic fills and topics that no table takes, if the file names topics."""
     source, pipeline, tables = sections.source, sections.pipeline, sections.known_tables
     if not isinstance(source, KafkaSource) or pipeline is None or pipeline.route_by is not None:
         return
@@ -200,13 +206,13 @@ def _shared_targets(sections: _Sections) -> Found:
     targets: dict[str, int] = {}
     for index, table in sections.known_tables:
         if not _is_filled(table.target) or _placeholders(table.target):
-            # With placeholders a target for each name: whether two are the same is seen when the names are.
+            # A target with placeholders differs by name; only the names tell whether two are the same.
             continue
         first = targets.setdefault(table_key(table.target), index)
         if first != index and _merge_options(table) != _merge_options(sections.tables[first]):
             yield (
                 ("tables", index, "target"),
-                f"is that of tables[{first}] too; sources share a target if their options are the same but for source and columns",
+                f"is also that of tables[{first}]; to share a target, all options but source and columns must be equal",
             )
     for index, table in sections.known_tables:
         if table.quarantine is not None and (first := targets.get(table_key(table.quarantine), -1)) >= 0:
@@ -230,7 +236,7 @@ def _table_faults(index: int, table: TableSettings, sections: _Sections) -> Foun
 def _placeholder_faults(table: TableSettings) -> Iterator[tuple[str, str]]:
     if table.source is None or not table.source.startswith(PATTERN_PREFIX):
         yield from (
-            (option, f"has a placeholder {name}, which only a source that is a pattern fills: {PATTERN_PREFIX}...")
+            (option, f"has a placeholder {name}, which only a source with a pattern fills: {PATTERN_PREFIX}...")
             for option in _FILLED
             for name in _placeholders(getattr(table, option))
         )
@@ -241,12 +247,12 @@ def _placeholder_faults(table: TableSettings) -> Iterator[tuple[str, str]]:
         try:
             parts = list(string.Formatter().parse(text or ""))
         except ValueError:
-            yield option, "has a brace without its other half; placeholders are written {name}"
+            yield option, "has an unmatched brace; placeholders are written {name}"
             continue
         for _, name, spec, conversion in parts:
             if name is not None and (name not in groups or spec or conversion):
                 known = f"it has {', '.join(groups)}" if groups else "it has none; a group is written (?P<name>...)"
-                yield option, f"has a placeholder {{{name}}} that is no named group of the source's pattern; {known}"
+                yield option, f"has a placeholder {{{name}}} that is not a named group of the source's pattern; {known}"
 
 
 def _placeholders(text: str | None) -> list[str]:
@@ -260,12 +266,12 @@ def _option_faults(table: TableSettings) -> Iterator[tuple[str, str]]:
         if _is_filled(table.tombstone_retention):
             yield "tombstone_retention", str(error)
     if table.partition_by and table.cluster_by:
-        yield "cluster_by", "a table has either partition_by or cluster_by"
+        yield "cluster_by", "excludes partition_by; give one of them"
     if table.write_columns and table.except_columns:
-        yield "except_columns", "a table has either write_columns or except_columns"
+        yield "except_columns", "excludes write_columns; give one of them"
     for option in ("partition_by", "cluster_by", "table_properties"):
         if not table.create_if_missing and option in table.model_fields_set and getattr(table, option):
-            yield option, "describes a table that is created, and create_if_missing is false"
+            yield option, "describes a new table; set create_if_missing = true, or leave it out"
     if table.quarantine is None and table.null_keys == "quarantine":
         yield "null_keys", "needs quarantine: the table that takes the rows"
     if table.quarantine is None and table.max_quarantined_share != 1:
@@ -286,31 +292,31 @@ def _decoding_faults(table: TableSettings, sections: _Sections) -> Iterator[tupl
     if decode.format == "none" and table.columns is not None:
         yield (
             "columns",
-            'says what is decoded, and would be ignored with format = "none" of [decode]; which columns are written is said '
-            "by write_columns or except_columns",
+            'says what to decode, and format = "none" of [decode] would ignore it; choose the columns to write with '
+            "write_columns or except_columns",
         )
     brings_order = isinstance(source, DeltaSource) and source.change_feed
     if table.tie_break_by is not None and table.sequence_by is None and source is not None and not brings_order:
-        yield "tie_break_by", "decides between changes of one sequence; give sequence_by too"
+        yield "tie_break_by", "decides between changes with the same sequence; give sequence_by too"
 
 
 def _debezium_faults(table: TableSettings, decode: DecodeSettings) -> Iterator[tuple[str, str]]:
     if table.keys is None:
         yield "keys", "is missing: the columns that identify a row; a table without a key has keys = []"
     elif not table.keys and decode.keep_tombstones:
-        yield "keys", "must name at least one column for keep_tombstones of [decode]: a tombstone has nothing else"
+        yield "keys", "must name at least one column for keep_tombstones of [decode]: a tombstone has only a key"
     for option in ("sequence_by", "delete_when"):
         if getattr(table, option) is not None:
-            yield option, 'comes with format = "debezium" of [decode], and would be ignored; leave it out'
+            yield option, 'is set by format = "debezium" of [decode], which would ignore it; leave it out'
 
 
 def _is_filled(text: str) -> bool:
-    """Tell whether the environment had all that a text takes from it; where not, that is the fault to tell."""
+    """Return whether the environment had all values of a text; if not, that is the fault to report."""
     return "${" not in text
 
 
 def _split_columns(ddl: str) -> Iterable[str]:
-    """Return the parts of a DDL text between the commas that are not in brackets or quotes."""
+    """Yield the parts of a DDL text between commas outside brackets and quotes."""
     depth, start = 0, 0
     for match in re.finditer(r"`[^`]*`|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[<>(),]", ddl):
         if match[0] in ("<", "("):

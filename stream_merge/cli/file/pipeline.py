@@ -1,6 +1,6 @@
-"""What a pipeline file can say, as pydantic models; their docstrings and descriptions are the reference's text.
+"""Defines the pipeline file as pydantic models; their docstrings are the text of the reference.
 
-Names and defaults are those of `merge_sink`, `merge_router`, `debezium.changes` and Spark's sources where there are such.
+Names and defaults are those of `merge_sink`, `merge_router`, `debezium.changes` and Spark's sources, where these exist.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PATTERN_PREFIX = "re:"
-"""What a table's `source` begins with where it is a pattern rather than a name."""
+"""Begins a table's `source` that is a pattern rather than a name."""
 
 
 class Section(BaseModel):
-    """A table of the file: unknown names are faults, so that a misspelt option is not ignored."""
+    """A section of the file; unknown names are faults, so that a misspelt option is not ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -26,19 +26,20 @@ class PipelineSettings(Section):
     name: str = Field(default="pipeline", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Name of the query, in logs, metrics and Spark's UI."""
     checkpoint: str = Field(min_length=1)
-    """Folder of the checkpoint: where the query stands. It belongs to the targets and is never shared by two pipelines."""
+    """Folder of the checkpoint, which records the query's position. It belongs to the targets; pipelines never share
+    one."""
     trigger: str = Field(default="10 seconds", min_length=1)
-    """How often a micro-batch starts, an interval; "0 seconds" starts the next one as soon as one has ended."""
+    """Interval at which micro-batches start; with "0 seconds" the next one starts as soon as the last one has ended."""
     route_by: str | None = Field(default=None, min_length=1)
-    """Column or expression that names the source of a row, where there are several tables; `topic` for Kafka by default."""
+    """With several tables, the column or expression that names the source of a row; `topic` for Kafka by default."""
     max_parallel: int = Field(default=4, ge=1)
     """How many tables are merged at a time."""
     unknown: Literal["error", "ignore"] = "error"
-    """What happens to rows of a source that no table takes: "error" stops before anything is merged, "ignore" leaves them out
-    with a warning."""
+    """What to do with rows of a source that no table takes: "error" stops before anything is merged, "ignore" drops
+    them with a warning."""
     stop_timeout: int = Field(default=600, ge=1)
-    """Seconds that SIGTERM or Ctrl-C wait for the running micro-batch before the query is stopped all the same. What has been
-    merged then is not merged again."""
+    """Seconds that SIGTERM or Ctrl-C wait for the running micro-batch before they stop the query anyway. Tables that
+    were merged by then are not merged again."""
 
 
 class KafkaSource(Section):
@@ -49,13 +50,13 @@ class KafkaSource(Section):
     bootstrap_servers: str = Field(min_length=1)
     """Brokers, `host:port`, separated by commas."""
     topics: list[Annotated[str, Field(min_length=1)]] = []
-    """Topics by name. Either this or `topic_pattern`."""
+    """Topics by name. Give either this or `topic_pattern`."""
     topic_pattern: str | None = None
     """Java pattern of topics; new topics that match are read from their beginning."""
     starting_offsets: str = "earliest"
     """Where a pipeline without a checkpoint starts: "earliest", "latest" or JSON, as in Spark's `startingOffsets`."""
     max_offsets_per_trigger: int | None = Field(default=None, ge=1)
-    """Upper bound of the records in one micro-batch; without, a first micro-batch is the whole topic."""
+    """Largest number of records in one micro-batch; without it, the first micro-batch is the whole topic."""
     options: dict[str, str] = {}
     """Further options of Spark's Kafka source, for example `"kafka.security.protocol" = "SASL_SSL"`."""
 
@@ -67,7 +68,7 @@ class KafkaSource(Section):
 
 
 class FilesSource(Section):
-    """A folder in which files appear, read with Spark's file source."""
+    """A folder to which files are added, read with Spark's file source."""
 
     format: Literal["files"]
     """Kind of source."""
@@ -78,7 +79,7 @@ class FilesSource(Section):
     schema_: str = Field(alias="schema", min_length=1)
     """Columns of the files as DDL, for example `id BIGINT, name STRING`."""
     max_files_per_trigger: int | None = Field(default=None, ge=1)
-    """Upper bound of the files in one micro-batch."""
+    """Largest number of files in one micro-batch."""
     options: dict[str, str] = {}
     """Further options of Spark's file source."""
 
@@ -91,11 +92,11 @@ class DeltaSource(Section):
     table: str = Field(min_length=1)
     """Path or catalog name of the table."""
     change_feed: bool = True
-    """Whether the table's change data feed is read (`_change_type`, `_commit_version`), else the rows that were appended."""
+    """Whether to read the table's change data feed (`_change_type`, `_commit_version`) or the appended rows."""
     starting_version: int | Literal["latest"] | None = None
-    """First version of which changes are read; without, the table as it is and then what changes."""
+    """First version whose changes are read; by default the table's current rows are read, then its changes."""
     max_files_per_trigger: int | None = Field(default=None, ge=1)
-    """Upper bound of the files in one micro-batch."""
+    """Largest number of files in one micro-batch."""
     options: dict[str, str] = {}
     """Further options of Delta's source."""
 
@@ -107,77 +108,81 @@ class DecodeSettings(Section):
     """How records become rows."""
 
     format: Literal["debezium", "json", "none"] = "none"
-    """"debezium": Debezium's events in JSON, with `stream_merge.debezium`; order, deletes, TRUNCATE, key changes and unsent
-    values come with it. "json": the record's value is a JSON object of the table's columns. "none": the source's own columns."""
+    """"debezium": Debezium's events in JSON, decoded with `stream_merge.debezium`, which brings order, deletes,
+    TRUNCATE, key changes and unsent values. "json": the record's value is a JSON object of the table's columns. "none":
+    the source's own columns."""
     placeholder: str = "__debezium_unavailable_value"
     """Debezium's `unavailable.value.placeholder`."""
     layout: Literal["envelope", "flattened"] | None = None
-    """Whether Debezium's messages are envelopes or flattened; told record by record by default."""
+    """Whether Debezium's messages are envelopes or flattened; detected record by record by default."""
     decimals: Literal["precise", "string", "double"] = "precise"
     """Debezium's `decimal.handling.mode`."""
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64"
-    """Debezium's `binary.handling.mode`; "base64" is "bytes" too."""
+    """Debezium's `binary.handling.mode`; "base64" also stands for "bytes"."""
     keep_tombstones: bool = False
-    """Whether records without a value are deletes: so it is where ExtractNewRecordState has flattened the events with its default
-    `delete.tombstone.handling.mode=tombstone`. After envelopes, and with `rewrite`, they only follow deletes."""
+    """Whether records without a value are deletes. They are if ExtractNewRecordState flattens the events with its
+    default `delete.tombstone.handling.mode=tombstone`. With envelopes, or with `rewrite`, they only repeat deletes."""
 
 
 class TableSettings(Section):
-    """A target: which rows it takes, and how they are merged. The options are those of `merge_sink`."""
+    """A target: the rows it takes, and how they are merged. The options are those of `merge_sink`."""
 
     source: str | None = None
-    """Name of the rows' source: the topic, or the value of `route_by`. With `re:` before it a pattern for the whole name, whose
-    named groups fill `{group}` in `target` and `quarantine`. A single table may leave it out, and takes all rows then."""
+    """Name of the rows' source: the topic, or the value of `route_by`. With the prefix `re:` it is a pattern for the
+    whole name, whose named groups fill `{group}` in `target` and `quarantine`. A single table may omit it, and then
+    takes all rows."""
     target: str = Field(min_length=1)
-    """Path (anything with a `/`) of the Delta table, or its name in Spark's session catalog, where that keeps tables (Hive's)."""
+    """Path (anything with a `/`) of the Delta table, or its name in Spark's session catalog, if that keeps tables
+    (Hive's)."""
     keys: list[Annotated[str, Field(min_length=1)]] | None = None
     """Columns that identify a row; an empty list for a Debezium table without a key."""
     columns: str | None = None
-    """Columns of the table as DDL. With "debezium" and "json": what is decoded; by default the columns of the target, or, with
-    "debezium", those that the messages' schema part tells."""
+    """Columns to decode with "debezium" and "json", as DDL; by default the target's columns, or, with "debezium", those
+    in the messages' schema part."""
     write_columns: list[str] = []
-    """The columns that are written, beside the keys (`merge_sink(columns=)`)."""
+    """The columns to write besides the keys (`merge_sink(columns=)`)."""
     except_columns: list[str] = []
-    """The columns that are not written."""
+    """The columns not to write."""
     sequence_by: str | list[str] | None = None
     """Columns or expressions that order the changes of a key. "debezium" brings its own."""
     tie_break_by: str | list[str] | None = None
-    """Columns or expressions that decide between changes of one sequence."""
+    """Columns or expressions that decide between changes with the same sequence."""
     delete_when: str | None = None
     """Condition under which a row is deleted. "debezium" brings its own."""
     ignore_null_updates: bool | list[str] = False
-    """Whether NULL leaves the target's value as it is; or for which columns."""
+    """Whether NULL leaves the target's value unchanged; give a list to limit this to some columns."""
     null_keys: Literal["error", "match", "quarantine"] = "error"
-    """What happens to rows with NULL in a key."""
+    """What to do with rows that have NULL in a key."""
     create_if_missing: bool = True
-    """Whether a missing table is created."""
+    """Whether to create a missing table."""
     merge_schema: bool = False
-    """Whether new columns of the rows are added to the table."""
+    """Whether to add new columns of the rows to the table."""
     partition_by: list[str] = []
-    """Partition columns of a table that is created."""
+    """Partition columns of a new table."""
     cluster_by: list[str] = []
-    """Clustering columns of a table that is created."""
+    """Clustering columns of a new table."""
     table_properties: dict[str, str] = {"delta.enableDeletionVectors": "true"}
-    """Table properties of a table that is created."""
+    """Table properties of a new table."""
     strategy: Literal["insert_only", "merge_on_read", "copy_on_write"] | None = None
-    """Chosen by clauses and table by default."""
+    """How changes are written; by default the clauses and the table decide."""
     locator: Literal["scan", "index"] | None = None
-    """How matching rows are found; chosen by default."""
+    """How matching rows are found; chosen automatically by default."""
     tombstone_retention: str = "7 days"
     """How long deletes are remembered: a number and seconds, minutes, hours or days."""
     skip_unchanged: bool = False
-    """Whether updates that change nothing are left unwritten."""
+    """Whether to skip updates that change nothing."""
     single_writer: bool = False
-    """Whether no other process ever writes to the table; S3 with Delta's default LogStore needs it."""
+    """Whether no other process ever writes to the table; required on S3 with Delta's default LogStore."""
     quarantine: str | None = None
-    """Path or name of the Delta table that takes rows that cannot be decoded or merged; without, such a row stops the query."""
+    """Path or name of a Delta table for rows that cannot be decoded or merged; without it, such a row stops the
+    query."""
     expect: dict[str, str] = {}
-    """Conditions by name; upserts for which one is not true go to the quarantine. Deletes, and values that were not sent, need not
-    meet them."""
+    """Conditions by name; upserts for which one is not true go to the quarantine. They do not apply to deletes, or to
+    values that were not sent."""
     max_quarantined_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of a micro-batch's rows above which the query stops instead."""
+    """Largest share of a micro-batch's rows that may go to the quarantine; above it the query stops."""
     max_commit_retries: int = Field(default=10, ge=0)
-    """How often a commit is tried again after a conflict."""
+    """How often to retry a commit after a conflict."""
 
     @field_validator("source")
     @classmethod
@@ -186,7 +191,7 @@ class TableSettings(Section):
             try:
                 re.compile(source.removeprefix(PATTERN_PREFIX))
             except re.error as fault:
-                raise ValueError(f"not a pattern: {fault}") from None
+                raise ValueError(f"is not a valid pattern: {fault}") from None
         return source
 
 
@@ -196,15 +201,15 @@ class SparkSettings(Section):
     master: str | None = None
     """Spark's master; `local[*]` unless Spark is told otherwise."""
     packages: list[str] = []
-    """Further Maven coordinates. Delta's and the source's own are chosen for the installed Spark."""
+    """Additional Maven coordinates. Delta's and the source's are chosen to fit the installed Spark."""
     choose_packages: bool = True
-    """Whether the packages of Delta and of the source are added. Set it to false where the cluster has them."""
+    """Whether to add the packages of Delta and of the source. Set it to false if the cluster has them."""
     conf: dict[str, str | int | bool] = {}
     """Spark's configuration, for example `"spark.driver.memory" = "4g"`."""
 
 
 class MetricsSettings(Section):
-    """What a monitoring system can read."""
+    """Metrics for a monitoring system."""
 
     prometheus_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of an HTTP endpoint `/metrics` for Prometheus; none by default. 0 takes a free port, which is logged."""

@@ -1,4 +1,4 @@
-"""Finds the line of each value of a TOML text, which the standard library's parser does not tell."""
+"""Finds the line of each value in a TOML text; the standard library's parser does not report it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_lines(text: str) -> dict[Location, int]:
 
 
 def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int | None:
-    """Return the line of a location, or of the innermost table or list around it; None where the file has none of them."""
+    """Return the line of a location, or of the innermost table or list around it; None if the file has none of them."""
     for end in range(len(location), 0, -1):
         line = lines.get(tuple(location[:end]))
         if line is not None:
@@ -48,7 +48,7 @@ def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int
 
 
 class _Scanner:
-    """One pass over a valid text, which follows its structure and reads no value but quoted keys."""
+    """Scans a valid text once, following its structure; reads no values except quoted keys."""
 
     def __init__(self, text: str) -> None:
         self.lines: dict[Location, int] = {}
@@ -84,12 +84,12 @@ class _Scanner:
             return table
         table = self._resolve(keys[-1:], line, table)
         if isinstance(table[-1], str):
-            # A table may have been named by a dotted header before its own.
+            # A dotted header may have named the table before its own header.
             self.lines[table] = line
         return table
 
     def _resolve(self, keys: Sequence[str], line: int, table: Location = ()) -> Location:
-        """Return the table that the keys lead to; in an array of tables they mean the last one."""
+        """Return the table that the keys lead to; for an array of tables, its last one."""
         for key in keys:
             table = (*table, key)
             self.lines.setdefault(table, line)
@@ -108,7 +108,7 @@ class _Scanner:
         self._value(table)
 
     def _keys(self) -> list[str]:
-        """Read a dotted key and stand behind it."""
+        """Read a dotted key and move behind it."""
         keys = []
         while True:
             self._take(_BLANKS)

@@ -1,4 +1,4 @@
-"""Makes the reference documents from the code: `python -m stream_merge.cli.file.reference docs`."""
+"""Generates the reference documents from the code: `python -m stream_merge.cli.file.reference docs`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIPELINE_REFERENCE = "pipeline-reference.md"
 CONFIGURATION_REFERENCE = "configuration-reference.md"
 
 _WIDTH = 120
-_MADE = "<!-- Made by `python -m stream_merge.cli.file.reference docs` from the code; edit that. -->"
+_MADE = "<!-- Generated from the code by `python -m stream_merge.cli.file.reference docs`; edit the code. -->"
 _WORDS: Mapping[Any, str] = {
     str: "text",
     int: "whole number",
@@ -35,26 +35,26 @@ _PIPELINE_INTRODUCTION = f"""\
 
 {_MADE}
 
-`stream-merge run` reads a file in [TOML](https://toml.io), in UTF-8. `stream-merge init` writes a commented example,
-and `stream-merge validate` reports every fault of a file with its line.
+`stream-merge run` reads a pipeline file: [TOML](https://toml.io), in UTF-8. `stream-merge init` writes a commented
+example, and `stream-merge validate` reports all faults of a file with their lines.
 
-- An option that the file does not know is a fault, and never ignored.
+- An unknown option is a fault, never ignored.
 - Relative paths start from the folder in which the command runs.
-- `${{NAME}}` in a text is the value of an environment variable. `${{NAME:-default}}` has a default for a variable that is
-  missing or empty, and `$${{` is a plain `${{`. Numbers may come from the environment too: `prometheus_port = "${{PORT}}"`.
-  Names of options and sections are not replaced.
-- Values from the environment, and values of options whose name says password, passphrase, secret, token, JAAS or
-  credential, appear as `***` in everything that the command writes. Values of fewer than four characters cannot be
-  masked.
-- A duration is a number and a unit: `"30 seconds"`, `"1.5 hours"`, `"7 days"`.
+- `${{NAME}}` in a text is the value of an environment variable; `${{NAME:-default}}` gives a default for a missing or
+  empty one; `$${{` is a plain `${{`. Numbers may come from the environment as well: `prometheus_port = "${{PORT}}"`.
+  Names of options and sections are not substituted.
+- Values from the environment, and values of options whose names contain password, passwd, passphrase, secret, token,
+  JAAS or credential, appear as `***` in everything that the command writes. Values of fewer than four characters
+  cannot be masked.
+- Durations are a number and a unit: `"30 seconds"`, `"1.5 hours"`, `"7 days"`.
 """
 _CONFIGURATION_INTRODUCTION = f"""\
 # Options in Python
 
 {_MADE}
 
-These are the options of `merge_sink` and `merge_router`. The [guide](guide.md) shows how they go together. The options
-of a pipeline file are in the [reference of pipeline files](pipeline-reference.md).
+The options of `merge_sink` and `merge_router`. The [guide](guide.md) shows how they work together; the options of a
+pipeline file are in the [reference of pipeline files](pipeline-reference.md).
 """
 _HEADS = {
     "pipeline": "[pipeline]",
@@ -67,7 +67,7 @@ _HEADS = {
 
 
 def pipeline_reference() -> str:
-    """Return the reference of pipeline files, from the models."""
+    """Return the reference of pipeline files, generated from the models."""
     parts = [_PIPELINE_INTRODUCTION]
     for section, models in SECTIONS.items():
         for model in models:
@@ -80,7 +80,7 @@ def pipeline_reference() -> str:
 
 
 def configuration_reference() -> str:
-    """Return the reference of the library's options, from signatures and docstrings."""
+    """Return the reference of the library's options, generated from signatures and docstrings."""
     parts = [_CONFIGURATION_INTRODUCTION]
     for function in (merge_sink, merge_router):
         doc = inspect.getdoc(function) or ""
@@ -117,7 +117,7 @@ def _option_row(name: str, field: FieldInfo) -> tuple[str, ...]:
 
 
 def type_in_words(annotation: Any) -> str:
-    """Return an annotation as the reference says it: `text or list of texts`."""
+    """Return an annotation in the words of the reference: `text or list of texts`."""
     if get_origin(annotation) is Annotated:
         return type_in_words(get_args(annotation)[0])
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -174,7 +174,7 @@ def _python_default(parameter: inspect.Parameter) -> str:
 
 
 def _docstring_sections(doc: str) -> dict[str, str]:
-    """Return the sections of a docstring in Google style by their heads; what stands before them under an empty head."""
+    """Return the sections of a Google-style docstring by heading; the text before them has an empty heading."""
     sections: dict[str, list[str]] = {"": []}
     head = ""
     for line in doc.splitlines():
@@ -216,7 +216,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table has it: outside of code, < would begin a tag."""
+    """Return a text as a cell of a Markdown table; outside code, < would begin a tag."""
     parts = text.replace("|", "\\|").split("`")
     return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
 

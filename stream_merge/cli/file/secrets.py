@@ -1,4 +1,4 @@
-"""Takes values from the environment, and keeps them out of everything that is shown."""
+"""Substitutes values from the environment, and masks secrets in everything that is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_merge.cli.file.positions import Location
 
 MASK = "***"
 MIN_LENGTH = 4
-"""Shorter values are not masked: they stand in any text."""
+"""Shorter values are not masked: they occur in any text."""
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<body>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
@@ -31,13 +31,13 @@ _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "ascti
 
 @dataclass(slots=True)
 class Secrets:
-    """What must not be shown. Holds the values only to find them in texts."""
+    """The values that must not be shown; kept only to find them in texts."""
 
     _values: set[str] = field(default_factory=set, repr=False)
     _pattern: re.Pattern[str] | None = field(default=None, repr=False)
 
     def add(self, value: str) -> None:
-        """Have a value masked from now on, and the forms in which JSON and URLs write it; short ones are left out."""
+        """Mask a value from now on, also in the forms that JSON and URLs write; short values are ignored."""
         parts = [value]
         if "\n" in value:
             # A log shows the lines of a certificate or a JAAS file one by one.
@@ -54,7 +54,7 @@ class Secrets:
         self._pattern = None
 
     def mask(self, text: str) -> str:
-        """Return the text with `***` in the place of every secret value of four characters or more."""
+        """Return the text with `***` in place of every secret of four characters or more."""
         if not self._values:
             return text
         if self._pattern is None:
@@ -66,7 +66,7 @@ class Secrets:
     def filter(self) -> logging.Filter:
         """Return a filter that masks log records, their arguments, exceptions and extra fields.
 
-        Add it to handlers: a logger's filter is not asked for the records of the loggers below it.
+        Add it to handlers: the filter of a logger does not apply to records of its child loggers.
         """
         return _MaskingFilter(self.mask)
 
@@ -80,7 +80,7 @@ class _MaskingFilter(logging.Filter):
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):
-            # Arguments that do not fit their message; logging would report them as they are.
+            # The arguments do not fit the message; logging would print them unmasked.
             message = f"{record.msg} {record.args}"
         record.msg = self._mask(message)
         record.args = None
@@ -96,15 +96,15 @@ class _MaskingFilter(logging.Filter):
 def substitute(
     data: Mapping[str, Any], environ: Mapping[str, str], secrets: Secrets
 ) -> tuple[dict[str, Any], list[tuple[Location, str]]]:
-    """Return a file's values with `${NAME}` and `${NAME:-default}` filled in, and what is wrong with them.
+    """Return a file's values with `${NAME}` and `${NAME:-default}` filled in, and the faults found.
 
-    `$${` stands for `${`. The values that come from the environment are added to the secrets, defaults are not. A variable that
-    is empty counts as missing where there is a default, as in a shell.
+    `$${` stands for `${`. Values from the environment are added to the secrets, defaults are not. An empty variable
+    counts as missing if there is a default, as in a shell.
 
     Args:
-        data: The file as the parser gives it. Names of options are left as they are.
+        data: The file as the parser returns it. Names of options are not substituted.
         environ: The environment.
-        secrets: Learns the values, and those of options whose name says that they are secret.
+        secrets: Receives the values, and those of options whose name says that they are secret.
     """
     faults: list[tuple[Location, str]] = []
 
@@ -129,7 +129,7 @@ def _filled_text(text: str, environ: Mapping[str, str], secrets: Secrets, report
         variable = _VARIABLE.fullmatch(match["body"])
         if variable is None or not match["end"]:
             report(
-                "${ begins the name of an environment variable, ${NAME} or ${NAME:-default}; write $${ for the characters ${"
+                "${ begins the name of an environment variable, ${NAME} or ${NAME:-default}; write $${ for a plain ${"
             )
             return match[0]
         name, default = variable["name"], variable["default"]

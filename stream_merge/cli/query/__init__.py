@@ -1,4 +1,4 @@
-"""What a pipeline's query is made of: sources, packages, decoding, sinks; and what its failures mean.
+"""Builds a pipeline's query: sources, packages, decoding and sinks; and explains its failures.
 
 May import `cli.file`.
 """

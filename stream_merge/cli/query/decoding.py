@@ -1,4 +1,4 @@
-"""Decodes the records of a source into the rows that its sink merges, as `[decode]` says."""
+"""Decodes the records of a source into rows for its sink, as `[decode]` says."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 @dataclass(slots=True)
 class Decoder:
-    """Makes rows of the records of one source; what it has found out about them it keeps from batch to batch.
+    """Turns the records of one source into rows; keeps what it learns about them from batch to batch.
 
     Attributes:
         decode: How records become rows.
-        table: The table that takes them.
+        table: The table that takes the rows.
         target: Its path or name, without placeholders.
         source: The name of the source in messages.
     """
@@ -56,12 +56,12 @@ class Decoder:
 
     @property
     def _shown(self) -> str:
-        """How messages name the source: a single table takes all rows, whatever they are called."""
+        """The source's name in messages: a single table takes all rows, whatever their source is called."""
         return "the source" if self.table.source is None else self.source
 
     @property
     def reads_records(self) -> bool:
-        """Whether decoding looks at the records beforehand, so that they are to be evaluated once for both."""
+        """Whether decoding inspects the records in advance, so that they should be evaluated once for both uses."""
         return self.decode.format == "debezium" and self.table.columns is None
 
     def __call__(self, records: DataFrame) -> DataFrame:
@@ -69,7 +69,7 @@ class Decoder:
 
         Raises:
             PipelineError: The columns are not known.
-            ConfigError: The records are not what the section `[decode]` says.
+            ConfigError: The records do not match the section `[decode]`.
         """
         match self.decode.format:
             case "debezium":
@@ -93,9 +93,9 @@ class Decoder:
         )
 
     def _columns_of(self, records: DataFrame) -> dict[str, debezium.Field] | LearntColumns:
-        """Return the columns as the file gives them, else as the messages tell them, else as the target has them.
+        """Return the columns from the file, else from the messages, else from the target.
 
-        What the messages tell goes before the target, whose types do not tell in which unit a source writes its times.
+        The messages take precedence over the target, whose types do not tell the unit of a source's times.
         """
         if self.table.columns is not None:
             if self._given is None:
@@ -111,8 +111,8 @@ class Decoder:
             self._warn_of_lost_deletes(records)
         if present is None:
             raise PipelineError(
-                f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), and the "
-                f"table {self.target} does not exist. Give columns for this table in the pipeline file.",
+                f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), "
+                f"and the table {self.target} does not exist. Give columns for this table in the pipeline file.",
                 ExitCode.USAGE,
             )
         if self._of_target is None or self._of_target[0] != present:
@@ -123,15 +123,15 @@ class Decoder:
         try:
             self._learnt = learn_columns(records, self._learnt)
         except ConfigError:
-            # None of this batch tells its columns: they are those of the batches before.
+            # No message of this batch describes its columns; use those of earlier batches.
             if _has_schema_part(records):
                 raise
         return self._learnt
 
     def _warn_of_lost_deletes(self, records: DataFrame) -> None:
-        """Say, once, that records without a value are left out and nothing else tells of a delete.
+        """Warn once if records without a value are dropped and nothing else marks deletes.
 
-        Where the messages have a schema part, it tells; here each message is looked at, until one is found that can mark a delete.
+        A schema part would tell; without one, this looks at each message until it finds one that can mark a delete.
         """
         if not self._may_lose_deletes or self.decode.keep_tombstones or self.decode.layout == "envelope":
             return
@@ -146,8 +146,8 @@ class Decoder:
         assert found is not None
         if found["num_tombstones"] and found["num_values"] and not found["marks_deletes"]:
             logger.warning(
-                "%d records of %s have no value, and are left out. Its messages are flattened and have no __deleted, so these are "
-                "the deletes: set keep_tombstones = true in [decode].",
+                "%d records of %s have no value and were dropped. Its messages are flattened and have no __deleted, so "
+                "these are the deletes: set keep_tombstones = true in [decode].",
                 found["num_tombstones"],
                 self._shown,
             )
@@ -156,7 +156,7 @@ class Decoder:
             self._may_lose_deletes = False
 
     def _as_in_target(self, learnt: LearntColumns, present: T.StructType | None) -> LearntColumns:
-        """Return what the messages tell of the columns, with the types that the target has for them."""
+        """Return the columns that the messages describe, with the target's types where it has them."""
         if present is None:
             return learnt
         types = {f.name: f.dataType for f in present.fields}
@@ -175,12 +175,12 @@ class Decoder:
     def _objects(self, records: DataFrame) -> DataFrame:
         if "value" not in records.columns:
             raise PipelineError(
-                'decode.format = "json" reads the column value, which the source does not have; for files of JSON leave the '
-                "section [decode] out.",
+                'decode.format = "json" reads the column value, which the source does not have; for JSON files, '
+                "leave the section [decode] out.",
                 ExitCode.USAGE,
             )
         if self.decode.keep_tombstones:
-            raise PipelineError('decode.keep_tombstones goes with decode.format = "debezium".', ExitCode.USAGE)
+            raise PipelineError('decode.keep_tombstones requires decode.format = "debezium".', ExitCode.USAGE)
         schema = self._schema_of_objects(records.sparkSession)
         own = T.StructField(CORRUPT_RECORD, T.StringType())
         parsed = F.from_json(
@@ -194,11 +194,11 @@ class Decoder:
         ]
         frame = records.where("value IS NOT NULL").select(*origin, F.expr("CAST(value AS STRING)").alias("text"))
         frame = frame.withColumn("parsed", parsed)
-        # A column of its own, or Spark would parse again for it. Spark reads the first JSON and ignores what follows.
+        # In a column of its own, so that Spark parses only once. Spark reads the first JSON value and ignores the rest.
         is_bad = f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}')"
         error = f"CASE WHEN {is_bad} THEN concat('the value is not a JSON object of the columns: ', left(text, 80)) END"
         frame = frame.withColumn("error", F.expr(error))
-        # A quarantine has it of rows, too, that are JSON of the columns and fail a cast or an expectation.
+        # The quarantine also stores it for rows that parse, but fail a cast or an expectation.
         is_kept = "true" if self.table.quarantine is not None else "error IS NOT NULL"
         as_text = "CASE WHEN is_valid_utf8(text) THEN text ELSE base64(CAST(text AS BINARY)) END"
         raw = F.expr(f"CASE WHEN {is_kept} THEN {as_text} END")
@@ -212,15 +212,15 @@ class Decoder:
         present = target_schema(spark, self.target)
         if present is None:
             raise PipelineError(
-                f"The columns of {self._shown} are not known: the table {self.target} does not exist. Give columns for this "
-                "table in the pipeline file.",
+                f"The columns of {self._shown} are not known: the table {self.target} does not exist. "
+                "Give columns for this table in the pipeline file.",
                 ExitCode.USAGE,
             )
         return present
 
 
 def target_schema(spark: SparkSession, target: str) -> T.StructType | None:
-    """Return the columns of a table without those that the sink has added; None where there is no table."""
+    """Return the columns of a table without those that the sink added; None if the table does not exist."""
     try:
         schema = open_table(spark, target).begin().struct_type
     except TargetNotFoundError:
@@ -229,9 +229,9 @@ def target_schema(spark: SparkSession, target: str) -> T.StructType | None:
 
 
 def _has_schema_part(records: DataFrame) -> bool | None:
-    """Return whether the messages describe their columns; None where no record has a value."""
+    """Return whether the messages describe their columns; None if no record has a value."""
     value = col("value").cast("string")
-    # More than one: the first may be malformed.
+    # More than one, since the first may be malformed.
     some = records.where(value.isNotNull()).limit(_EXAMINED_RECORDS)
     found = some.agg(F.bool_or(F.get_json_object(value, "$.schema.type").isNotNull())).head()
     return None if found is None or found[0] is None else bool(found[0])

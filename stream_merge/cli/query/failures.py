@@ -1,14 +1,15 @@
-"""Why a query ended, in one sentence, and whether it is started again.
+"""Explains in one sentence why a query ended, and decides whether to restart it.
 
-Retried, after 1 second, then 2, 4 and so on up to 60, until it works or the pipeline is stopped:
+Retried after 1 second, then 2, 4 and so on up to 60, until it works or the pipeline is stopped:
 
-- errors of this library that say so themselves (`retriable`): commits that lost against other writers or whose outcome is unknown;
-- Kafka's brokers: no connection, no answer in time, a partition without a leader;
-- storage that cannot be read or written: no permission, no space, read-only, no connection, a service that is unavailable.
+- errors of this library that say so themselves (`retriable`): commits that lost against other writers or whose outcome
+  is unknown;
+- Kafka's brokers: no connection, no timely answer, a partition without a leader;
+- storage that cannot be read or written: no permission, no space, read-only, no connection, an unavailable service.
 
-Never retried, because the next attempt would meet the same: rows that cannot be merged, a configuration that is wrong, a checkpoint
-that does not fit, credentials that are refused, topics and tables that do not exist, and records that Kafka has dropped before they
-were read, which are never skipped either.
+Never retried, because the next attempt would fail in the same way: rows that cannot be merged, a wrong configuration, a
+checkpoint that does not fit, refused credentials, missing topics and tables, and records that Kafka dropped before they
+were read. Such records are never skipped either.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from stream_merge.errors import (
 )
 
 MAX_LENGTH = 1200
-"""Longer messages are cut: Spark puts whole plans into some."""
+"""Longer messages are truncated, since Spark puts whole plans into some."""
 
 _MAX_ERRORS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What ended a query.
+    """Why a query ended.
 
     Attributes:
-        sentence: What is wrong, and what to do.
-        is_retriable: Whether the query is started again.
-        exit_code: With what the command ends if it is not.
+        sentence: What is wrong and what to do.
+        is_retriable: Whether to restart the query.
+        exit_code: The exit code of the command if the query is not restarted.
     """
 
     sentence: str
@@ -54,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """How errors of one kind are told: `{detail}` is the line that the pattern was found in."""
+    """A sentence for one kind of error; `{detail}` is the line in which the pattern was found."""
 
     pattern: re.Pattern[str]
     sentence: str
@@ -65,18 +66,19 @@ class _Rule:
 _RULES = (
     _Rule(
         pattern=re.compile(r"Added partition \S+ starts from \d+ instead of 0"),
-        sentence="Kafka had dropped records of a topic or partition before the pipeline first looked at it, and they are not "
-        "skipped: {detail}. Give the topic a pipeline of its own with a new checkpoint, which starts at its oldest record, and let "
-        "the source send what is missing; or give this pipeline a new checkpoint folder.",
+        sentence="Kafka had dropped records of a topic or partition before the pipeline first read it, and the "
+        "pipeline does not skip them: {detail}. Give the topic a pipeline of its own with a new checkpoint, which "
+        "starts at its "
+        "oldest record, and let the source send what is missing; or give this pipeline a new checkpoint folder.",
     ),
     _Rule(
         pattern=re.compile(
             r"KAFKA_DATA_LOSS|OffsetOutOfRangeException|[Oo]ffset was changed from|failOnDataLoss"
             r"|[Ss]ome data may have been lost|out of range with no configured reset policy"
         ),
-        sentence="Kafka has dropped records before the pipeline read them, or the topic was made anew, and they are not skipped: "
-        "{detail}. Give the topic a longer retention. To go on, take a new checkpoint folder and let the source send a new "
-        "snapshot, or set starting_offsets after having restored what is missing.",
+        sentence="Kafka has dropped records before the pipeline read them, or the topic was recreated, and the "
+        "pipeline does not skip records: {detail}. Give the topic a longer retention. To continue, use a new "
+        "checkpoint folder and let the source send a new snapshot, or restore what is missing and set starting_offsets.",
     ),
     _Rule(
         pattern=re.compile(r"UnknownTopicOrPartition|This server does not host this topic"),
@@ -87,34 +89,36 @@ _RULES = (
         pattern=re.compile(
             r"(Sasl|Ssl)AuthenticationException|(Topic|Group|Cluster)AuthorizationException|SSLHandshakeException"
         ),
-        sentence="Kafka refuses access: {detail}. Check the options kafka.security.* and kafka.sasl.* in [source.options].",
+        sentence="Kafka refuses access: {detail}. Check the options kafka.security.* and kafka.sasl.* in "
+        "[source.options].",
         exit_code=ExitCode.CANNOT_START,
     ),
     _Rule(
         pattern=re.compile(r"[Mm]ultiple streaming queries are concurrently using|CONCURRENT_STREAM_LOG_UPDATE"),
-        sentence="Another pipeline uses this checkpoint: stop it, or give each pipeline a checkpoint of its own.",
+        sentence="Another pipeline uses this checkpoint: stop it, or give each pipeline its own checkpoint.",
     ),
     _Rule(
         pattern=re.compile(r"java\.lang\.OutOfMemoryError"),
-        sentence='Spark is out of memory: give "spark.driver.memory" in [spark.conf] more, or lower the records or files that '
-        "one micro-batch takes in [source].",
+        sentence='Spark is out of memory: raise "spark.driver.memory" in [spark.conf], or lower the records or files '
+        "of one micro-batch in [source].",
     ),
     _Rule(
         pattern=re.compile(r"Py4JNetworkError|Answer from Java side is empty|ConnectionRefusedError"),
-        sentence="Spark's Java process has ended without a word, killed or out of memory: look at the system's log, and give "
-        '"spark.driver.memory" in [spark.conf] a value that the machine has.',
+        sentence="Spark's Java process ended without an error, killed or out of memory: look at the system's log, and "
+        'set "spark.driver.memory" in [spark.conf] to what the machine has.',
     ),
     _Rule(
         pattern=re.compile(r"PATH_NOT_FOUND"),
-        sentence="The source is not there: {detail}. Make it, or correct [source].",
+        sentence="The source does not exist: {detail}. Create it, or correct [source].",
         exit_code=ExitCode.CANNOT_START,
     ),
     _Rule(
         pattern=re.compile(
-            r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|CoordinatorNotAvailable"
-            r"|NotLeaderOrFollower|LeaderNotAvailable|NotCoordinator|KafkaStorage|NotEnoughReplicas)Exception"
-            r"|Timed out waiting for a node assignment|No resolvable bootstrap urls|bootstrap broker|Cannot fetch record"
-            r"|Failed to (construct kafka consumer|create new KafkaAdminClient)"
+            r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable"
+            r"|CoordinatorNotAvailable|NotLeaderOrFollower|LeaderNotAvailable|NotCoordinator|KafkaStorage"
+            r"|NotEnoughReplicas)Exception"
+            r"|Timed out waiting for a node assignment|No resolvable bootstrap urls|bootstrap broker"
+            r"|Cannot fetch record|Failed to (construct kafka consumer|create new KafkaAdminClient)"
         ),
         sentence="Kafka does not answer: {detail}.",
         is_retriable=True,
@@ -125,22 +129,24 @@ _RULES = (
             r"|(AccessDenied|amazonaws|awssdk|hadoop\.fs\.s3a)\S*Exception: .*"
             r"(InvalidAccessKeyId|SignatureDoesNotMatch|No AWS Credentials)"
         ),
-        sentence="Storage refuses the login: {detail}. Check the settings spark.hadoop.fs.* in [spark.conf], and the environment.",
+        sentence="Storage refuses the login: {detail}. Check the settings spark.hadoop.fs.* in [spark.conf] and the "
+        "environment.",
         exit_code=ExitCode.CANNOT_START,
     ),
     _Rule(
         pattern=re.compile(r"java\.net\.(URISyntax|MalformedURL)Exception"),
-        sentence="An address in the pipeline file is not one: {detail}. Correct it.",
+        sentence="An address in the pipeline file is not valid: {detail}. Correct it.",
         exit_code=ExitCode.USAGE,
     ),
     _Rule(
-        # By the class of the exception: what a message says may come from the rows.
+        # By the class of the exception, since a message may contain text from the rows.
         pattern=re.compile(
-            r"java\.net\.\w+Exception|java\.io\.(IO|UncheckedIO|EOF)Exception|java\.nio\.file\.(AccessDenied|FileSystem)Exception"
-            r"|java\.io\.\w+Exception: .*\((Permission denied|No space left on device|Read-only file system|Not a directory"
-            r"|Input/output error|Stale file handle|Disk quota exceeded)\)"
-            r"|org\.apache\.hadoop\.\S*(AccessControl|ParentNotDirectory|FileAlreadyExists|PathIO|AWS\w*|NoRouteToHost|ConnectTimeout)"
-            r"\w*Exception|org\.apache\.spark\.sql\.delta\.DeltaIOException"
+            r"java\.net\.\w+Exception|java\.io\.(IO|UncheckedIO|EOF)Exception"
+            r"|java\.nio\.file\.(AccessDenied|FileSystem)Exception"
+            r"|java\.io\.\w+Exception: .*\((Permission denied|No space left on device|Read-only file system"
+            r"|Not a directory|Input/output error|Stale file handle|Disk quota exceeded)\)"
+            r"|org\.apache\.hadoop\.\S*(AccessControl|ParentNotDirectory|FileAlreadyExists|PathIO|AWS\w*|NoRouteToHost"
+            r"|ConnectTimeout)\w*Exception|org\.apache\.spark\.sql\.delta\.DeltaIOException"
             r"|(amazonaws|awssdk|azure|cloud\.google)\S*Exception: .*(Status Code: 5\d\d|SlowDown|Service ?Unavailable)"
         ),
         sentence="Storage cannot be read or written: {detail}.",
@@ -150,7 +156,7 @@ _RULES = (
 
 
 def describe(error: BaseException) -> Failure:
-    """Return what an error of the query, or of the merge in it, means for the pipeline."""
+    """Return the failure for an error of the query, or of the merge in it."""
     errors = list(_errors(error))
     mistake = next((each for each in errors if isinstance(each, PipelineError)), None)
     if mistake is not None:
@@ -162,7 +168,7 @@ def describe(error: BaseException) -> Failure:
     for rule in _RULES:
         matching = [line for line in lines if rule.pattern.search(line)]
         if matching:
-            # The innermost exception says it most plainly.
+            # The innermost exception is usually the plainest.
             detail = re.sub(r"^\[[A-Z_.]+\] ", "", _short(_without_class(matching[-1]))).rstrip(".")
             return Failure(
                 sentence=rule.sentence.format(detail=detail),
@@ -175,7 +181,7 @@ def describe(error: BaseException) -> Failure:
 
 
 def _describe_own(error: StreamMergeError) -> Failure:
-    """Return what an error of this library means, in the words of the pipeline file."""
+    """Return the failure for an error of this library, in terms of the pipeline file."""
     sentence = _short(str(error))
     if error.retriable:
         return Failure(sentence=sentence, is_retriable=True)
@@ -187,14 +193,14 @@ def _describe_own(error: StreamMergeError) -> Failure:
             return Failure(sentence=sentence, exit_code=ExitCode.CANNOT_START)
         case UnknownSourceError():
             sentence = (
-                f"No table takes {describe_sources(error.sources)}, so nothing of this micro-batch was merged: add a [[tables]] "
-                'with this source, or set unknown = "ignore" in [pipeline].'
+                f"No table takes {describe_sources(error.sources)}, so nothing of this micro-batch was merged: "
+                'add a [[tables]] with this source, or set unknown = "ignore" in [pipeline].'
             )
             return Failure(sentence=sentence)
         case ConfigError():
             return Failure(sentence=f"{sentence}. Correct the pipeline file.", exit_code=ExitCode.USAGE)
         case UnresolvedColumnError():
-            # The column of the decoded change is no column of the user's.
+            # The user does not know the column of the decoded change.
             sentence = re.sub(rf"\b{CHANGE_COL}, |, {CHANGE_COL}\b", "", sentence)
             return Failure(sentence=sentence, exit_code=ExitCode.USAGE)
         case _:
@@ -202,7 +208,7 @@ def _describe_own(error: StreamMergeError) -> Failure:
 
 
 def _describe_router(error: RouterError) -> Failure:
-    """Return what the failures of a router's tables mean: one that would fail again decides for all."""
+    """Return the failure for a router's failed tables: one failure that is not retriable decides for all."""
     failures = [_describe_source(name, each) for name, each in error.failures.items()]
     for failure in failures:
         if not failure.is_retriable:
@@ -212,12 +218,12 @@ def _describe_router(error: RouterError) -> Failure:
 
 def _describe_source(name: str, error: Exception) -> Failure:
     failure = describe(error)
-    # The only error that names no table.
+    # ConfigError is the only error that names no table.
     return replace(failure, sentence=f"{name}: {failure.sentence}") if isinstance(error, ConfigError) else failure
 
 
 def _errors(error: BaseException) -> Iterator[BaseException]:
-    """Iterate over an error, those of a router's tables, and what they were raised from."""
+    """Iterate over an error, the errors of a router's tables, and their causes."""
     waiting: list[BaseException] = [error]
     seen: set[int] = set()
     while waiting and len(seen) < _MAX_ERRORS:
@@ -231,7 +237,7 @@ def _errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lines(error: BaseException) -> Iterator[str]:
-    """Iterate over what an error and the JVM exceptions behind it say, each with the name of its class."""
+    """Iterate over the messages of an error and the JVM exceptions behind it, each with the name of its class."""
     yield f"{type(error).__name__}: {error}"
     try:
         for throwable in throwables(error):
@@ -241,7 +247,7 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 
 def _last_message(error: BaseException) -> str:
-    """Return what the innermost JVM exception says, which is mostly the plainest."""
+    """Return the message of the innermost JVM exception, which is usually the plainest."""
     lines = list(_lines(error))
     return _without_class(lines[-1]) or lines[0]
 
@@ -251,7 +257,7 @@ def _without_class(line: str) -> str:
 
 
 def _short(text: str) -> str:
-    """Return a message in one line, without what Spark puts into some: stack traces, plans, and the advice to accept a loss."""
+    """Return a message in one line, without stack traces, plans, and Spark's advice to accept the loss of data."""
     text = re.sub(r"Some data may have been lost because.*?Reason:\s*", "", text, flags=re.DOTALL)
     text = re.split(r"\n\s+at |\n\s*Driver stacktrace|\n\s*(?:JVM stacktrace|== )|Some data may have been lost", text)[
         0

@@ -1,8 +1,8 @@
-"""The newest change of each micro-batch, found out by the job that reads it anyway.
+"""Measures the time of the newest change in each micro-batch, without a job of its own.
 
-Spark evaluates named metrics (`DataFrame.observe`) while it reads the stream, and reports them in the query's progress: it costs
-an aggregate over rows that pass by, and no job. Each table whose source is known by name has a metric of its own. Tables that a
-pattern finds share the newest change of the whole micro-batch, since their names are not known beforehand.
+Spark evaluates named metrics (`DataFrame.observe`) while it reads the stream, and reports them in the query's progress:
+it costs an aggregate over passing rows, and no job. Each table whose source has a known name has its own metric. Tables
+found by a pattern share the newest change of the whole micro-batch, since their names are not known in advance.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from stream_merge.cli.file.pipeline import PATTERN_PREFIX, DeltaSource, KafkaSou
 from stream_merge.cli.query.tables import is_single, route_column
 
 NEWEST_METRIC = "stream_merge_newest"
-"""Name of the metrics that the stream observes: the newest time among a micro-batch's rows, in milliseconds since the epoch."""
+"""Name of the observed metrics: the newest time among a micro-batch's rows, in milliseconds since the epoch."""
 ALL_ROWS = "all"
-"""The one of all rows. A table's own has the prefix `TABLE_PREFIX` before its target."""
+"""The metric of all rows; a table's own is its target with the prefix `TABLE_PREFIX`."""
 TABLE_PREFIX = "table:"
 
 
 def observe_newest(stream: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Return the stream with metrics of the newest change, by the time of the record, or of the commit in a change feed.
+    """Return the stream with metrics of the newest change, by time of the record, or of the feed's commit.
 
-    A folder of files tells no such time, and is returned as it is.
+    A folder of files has no such time; its stream is returned unchanged.
     """
     time = _time_column(pipeline)
     if time is None:

@@ -1,4 +1,4 @@
-"""The Maven coordinates that a pipeline needs, for the installed Spark and Delta Lake."""
+"""Finds the Maven coordinates that a pipeline needs, for the installed Spark and Delta Lake."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SCALA = "2.13"
 
 
 def find_packages(settings: SparkSettings, source: Source | None = None) -> list[str]:
-    """Return what Spark has to fetch: Delta's package, those of a source, and those of the file.
+    """Return the packages for Spark to fetch: Delta's, those of a source, and those of the file.
 
-    A coordinate of the file replaces a chosen one of the same artifact, whatever its version.
+    A coordinate in the file replaces a chosen one of the same artifact, whatever its version.
 
     Raises:
         PipelineError: pyspark or delta-spark is not installed.
@@ -27,14 +27,14 @@ def find_packages(settings: SparkSettings, source: Source | None = None) -> list
     except PackageNotFoundError as error:
         raise PipelineError(
             f"The Python package {error.name} is not installed: pip install 'stream-merge[spark,cli]', or set "
-            "choose_packages = false in [spark] where Spark has Delta Lake's packages already.",
+            "choose_packages = false in [spark] if Spark has Delta Lake's packages already.",
             ExitCode.CANNOT_START,
         ) from None
     return merged(chosen, settings.packages)
 
 
 def source_packages(source: Source | None, spark_version: str) -> list[str]:
-    """Return the coordinates of the connector that a source needs and Spark does not bring along."""
+    """Return the coordinates of the connector that a source needs and Spark does not include."""
     if isinstance(source, KafkaSource):
         return [f"org.apache.spark:spark-sql-kafka-0-10_{SCALA}:{spark_version}"]
     if isinstance(source, FilesSource) and source.file_format == "avro":
@@ -43,7 +43,7 @@ def source_packages(source: Source | None, spark_version: str) -> list[str]:
 
 
 def merged(chosen: Iterable[str], given: Sequence[str]) -> list[str]:
-    """Return the coordinates of both, each artifact once: the given ones replace chosen ones."""
+    """Return the coordinates of both, each artifact once; given ones replace chosen ones."""
     replaced = {_artifact(coordinate) for coordinate in given}
     return [*(each for each in chosen if _artifact(each) not in replaced), *dict.fromkeys(given)]
 

@@ -1,4 +1,4 @@
-"""Turns `[source]` into Spark's readers, and checks what can be checked before Spark runs."""
+"""Turns `[source]` into Spark's readers, and checks what it can before Spark runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CORRUPT_RECORD = "_corrupt_record"
-"""The column in which Spark's readers of JSON and CSV leave a record that does not fit the schema."""
+"""The column in which Spark's JSON and CSV readers keep a record that does not fit the schema."""
 
 _CHECK_SECONDS = 5
 _FIXED = {"failondataloss": "true", "includeheaders": "true"}
@@ -22,10 +22,10 @@ _FIXED = {"failondataloss": "true", "includeheaders": "true"}
 def read_stream(spark: SparkSession, source: Source) -> DataFrame:
     """Return the stream of a source.
 
-    Records that Kafka has dropped before they were read are never skipped: `failOnDataLoss` is always true.
+    `failOnDataLoss` is always true, so that records that Kafka dropped before they were read are never skipped.
 
     Raises:
-        PipelineError: An option contradicts what the pipeline promises.
+        PipelineError: An option contradicts the pipeline's guarantees.
     """
     if isinstance(source, KafkaSource):
         options = {**source.options, **kafka_options(source), "startingOffsets": source.starting_offsets}
@@ -48,18 +48,18 @@ def read_stream(spark: SparkSession, source: Source) -> DataFrame:
 
 
 def read_some(spark: SparkSession, source: Source, limit: int) -> DataFrame:
-    """Return some rows of a source, with the columns that its stream has, to look at.
+    """Return some rows of a source, with the columns of its stream, for inspection.
 
     Args:
         spark: The session.
         source: The source.
-        limit: How many rows at most.
+        limit: The largest number of rows.
 
     Raises:
-        PipelineError: An option contradicts what the pipeline promises.
+        PipelineError: An option contradicts the pipeline's guarantees.
     """
     if isinstance(source, KafkaSource):
-        # One attempt, and an answer in seconds: somebody is waiting for it.
+        # One attempt and an answer within seconds, since a user is waiting.
         patience = {
             "kafka.default.api.timeout.ms": "15000",
             "kafka.request.timeout.ms": "10000",
@@ -75,7 +75,7 @@ def read_some(spark: SparkSession, source: Source, limit: int) -> DataFrame:
 
 
 def _some_of_delta(spark: SparkSession, source: DeltaSource, limit: int) -> DataFrame:
-    """Return rows of a Delta table; with the feed's columns, as the stream has them for the rows that were there at first."""
+    """Return rows of a Delta table; with the feed's columns if the stream has them for the initial rows."""
     reader = spark.read.format("delta").options(**source.options)
     rows = (reader.load(source.table) if is_path(source.table) else reader.table(source.table)).limit(limit)
     if not source.change_feed:
@@ -89,17 +89,17 @@ def _some_of_delta(spark: SparkSession, source: DeltaSource, limit: int) -> Data
 
 
 def kafka_options(source: KafkaSource) -> dict[str, str]:
-    """Return the options of Spark's Kafka source that stream and batch have in common.
+    """Return the options of Spark's Kafka source that stream and batch share.
 
     Raises:
-        PipelineError: An option contradicts what the pipeline promises.
+        PipelineError: An option contradicts the pipeline's guarantees.
     """
     for name, value in source.options.items():
         fixed = _FIXED.get(name.lower())
         if fixed is not None and value.lower() != fixed:
             raise PipelineError(
-                f"source.options: {name} is always {fixed} in a pipeline, so that no record and no change of a key is lost; "
-                "leave the option out.",
+                f"source.options: {name} is always {fixed} in a pipeline, so that no record and no change of a key is "
+                "lost; leave the option out.",
                 ExitCode.USAGE,
             )
     topics = (
@@ -114,12 +114,12 @@ def kafka_options(source: KafkaSource) -> dict[str, str]:
 
 
 def delta_options(source: DeltaSource) -> dict[str, str]:
-    """Return the options of Delta's source, without those that say where it starts."""
+    """Return the options of Delta's source, except those for its start."""
     return {**source.options, **({"readChangeFeed": "true"} if source.change_feed else {})}
 
 
 def keeps_corrupt_records(source: Source) -> bool:
-    """Tell whether rows of the source have `CORRUPT_RECORD`: records that do not fit the schema are kept and told apart."""
+    """Return whether rows of the source have `CORRUPT_RECORD`, which keeps records that do not fit the schema."""
     options: Mapping[str, str] = {name.lower(): value for name, value in source.options.items()}
     return (
         isinstance(source, FilesSource)
@@ -130,21 +130,21 @@ def keeps_corrupt_records(source: Source) -> bool:
 
 
 def file_schema(source: FilesSource) -> str:
-    """Return the columns of the files as DDL, with the one for records that do not fit."""
+    """Return the columns of the files as DDL, including the one for records that do not fit."""
     if keeps_corrupt_records(source) and CORRUPT_RECORD not in source.schema_:
         return f"{source.schema_.rstrip().rstrip(',')}, {CORRUPT_RECORD} STRING"
     return source.schema_
 
 
 def is_path(table: str) -> bool:
-    """Tell whether a table is named by its path."""
+    """Return whether a table is named by its path."""
     return "/" in table
 
 
 def check_brokers(source: Source) -> None:
-    """Find out within seconds, without Spark, whether a broker of a Kafka source can be reached at all.
+    """Check within seconds, without Spark, that some broker of a Kafka source can be reached.
 
-    Spark would try for minutes, and report what its client says of it.
+    Spark would try for minutes, and then report what its client says.
 
     Raises:
         PipelineError: No address of `bootstrap_servers` accepts a connection.
@@ -158,8 +158,8 @@ def check_brokers(source: Source) -> None:
             return
         failures.append(f"{server} ({failure})")
     raise PipelineError(
-        f"No Kafka broker answers at {', '.join(failures) or source.bootstrap_servers}: start it, or correct bootstrap_servers "
-        "in [source].",
+        f"No Kafka broker answers at {', '.join(failures) or source.bootstrap_servers}: start it, or correct "
+        "bootstrap_servers in [source].",
         ExitCode.CANNOT_START,
     )
 

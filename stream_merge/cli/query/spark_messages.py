@@ -1,4 +1,4 @@
-"""Says in one sentence what Spark, Kafka's client or Delta say of a failure."""
+"""Shortens messages of Spark, Kafka's client and Delta to one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SQL_STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 
 
 def short_message(error: BaseException) -> str:
-    """Return the first sentence of what a call into Spark raised, without condition, SQLSTATE and plan."""
+    """Return the first sentence of an error from Spark, without condition, SQLSTATE and plan."""
     message = str(translate(error))
     message = _SQL_STATE.sub("", _CONDITION.sub("", message))
     first = next((line.strip() for line in message.splitlines() if line.strip()), type(error).__name__)
@@ -20,11 +20,11 @@ def short_message(error: BaseException) -> str:
 
 
 def condition(error: BaseException) -> str:
-    """Return Spark's or Delta's name of the failure, empty where there is none."""
+    """Return Spark's or Delta's name of the failure; empty if there is none."""
     return translate(error).condition or ""
 
 
 def kafka_error(error: BaseException) -> tuple[str, str] | None:
-    """Return the class and the message of the innermost error of Kafka's client, None where there is none."""
+    """Return the class and the message of the innermost error of Kafka's client; None if there is none."""
     found = _KAFKA_ERROR.findall("\n".join([str(error), *map(str, throwables(error))]))
     return None if not found else (found[-1][0], found[-1][1].strip().rstrip("."))

@@ -1,4 +1,4 @@
-"""Turns `[[tables]]` into one sink or a router, with the decoding in front."""
+"""Turns `[[tables]]` into one sink or a router, preceded by the decoding."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ OnResult: TypeAlias = Callable[[MergeResult], None]
 CHANGE_COL = "_change"
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 FEED_DELETE = "_change_type IN ('delete', 'update_preimage')"
-"""The deletes of a change data feed. The row before an update is a delete of its key that the row after it, of the same commit,
-undoes; but not where the update has changed the key."""
+"""The deletes of a change data feed. The preimage of an update is a delete of its key, which the postimage in the same
+commit undoes, unless the update changed the key."""
 FEED_ORDER = ("_commit_version", "IF(_change_type IN ('insert', 'update_postimage'), 1, 0)")
-"""The order of its changes."""
+"""The order of the feed's changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class FoundTable:
     """The table that takes the rows of a source.
 
     Attributes:
-        number: Its place among the tables of the file, from 0.
+        number: Its position among the tables of the file, from 0.
         settings: Its section.
-        target: Its path or name, with the placeholders filled.
-        quarantine: The same of its quarantine.
+        target: Its path or name, with placeholders filled.
+        quarantine: Path or name of its quarantine, likewise.
     """
 
     number: int
@@ -50,14 +50,15 @@ class FoundTable:
 
 
 def build_sink(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[DataFrame, int], None]:
-    """Return what `foreachBatch` calls with the micro-batches of the pipeline's source.
+    """Return the function that `foreachBatch` calls with the micro-batches of the pipeline's source.
 
     Args:
         pipeline: The pipeline.
-        on_result: Called with the result of each table and micro-batch, after its commit; for several tables in several threads.
+        on_result: Called with the result of each table and micro-batch, after its commit; with several tables, from
+            several threads.
 
     Raises:
-        PipelineError: The tables cannot be merged as they are described.
+        PipelineError: The tables cannot be merged as described.
     """
     decoders = Decoders(pipeline)
     if is_single(pipeline):
@@ -93,7 +94,7 @@ def _single_sink(
 
 
 def is_single(pipeline: Pipeline) -> bool:
-    """Tell whether one table takes all rows, whatever their source is called."""
+    """Return whether one table takes all rows, whatever their source is called."""
     return len(pipeline.tables) == 1 and pipeline.tables[0].source is None
 
 
@@ -101,23 +102,23 @@ def route_by(pipeline: Pipeline) -> str:
     """Return the column or expression that names the source of a row.
 
     Raises:
-        PipelineError: It is not given, and the source has none by itself.
+        PipelineError: It is not given, and the source has no default.
     """
     if pipeline.pipeline.route_by is not None:
         return pipeline.pipeline.route_by
     if isinstance(pipeline.source, KafkaSource):
         return "topic"
     raise PipelineError(
-        f'pipeline.route_by is missing: tables with a source need it where source.format is "{pipeline.source.format}".',
+        f'pipeline.route_by is missing: tables with a source need it if source.format is "{pipeline.source.format}".',
         ExitCode.USAGE,
     )
 
 
 def route_column(pipeline: Pipeline, frame: DataFrame) -> Column:
-    """Return the name of each row's source as the router finds it.
+    """Return the name of each row's source, as the router computes it.
 
     Raises:
-        PipelineError: It is not given, and the source has none by itself.
+        PipelineError: It is not given, and the source has no default.
     """
     from pyspark.sql import functions as F
 
@@ -150,10 +151,10 @@ def find_table(pipeline: Pipeline, source: str) -> FoundTable | None:
 
 
 def known_targets(pipeline: Pipeline) -> dict[str, int]:
-    """Return the targets that are known before the first rows come: all but those that a topic's name will say.
+    """Return the targets known before any rows arrive; topic names will determine the others.
 
     Returns:
-        The number of the section by target, the first one where several have the same.
+        The number of the section by target; the first section if several share a target.
     """
     topics = pipeline.source.topics if isinstance(pipeline.source, KafkaSource) else ()
     found = [find_table(pipeline, topic) for topic in (topics if pipeline.pipeline.route_by is None else ())]
@@ -161,7 +162,7 @@ def known_targets(pipeline: Pipeline) -> dict[str, int]:
     targets += [(table.target, table.number) for table in found if table and _is_filled_by_name(table.settings)]
     known: dict[str, tuple[str, int]] = {}
     for target, number in targets:
-        # The first spelling of a path is that of the sink.
+        # The sink uses the first spelling of a path.
         known.setdefault(table_key(target), (target, number))
     return dict(known.values())
 
@@ -173,14 +174,14 @@ def _is_filled_by_name(table: TableSettings) -> bool:
 
 @dataclass(slots=True)
 class Decoders:
-    """The decoder of each source, made when its first rows come, and kept."""
+    """The decoders of all sources, each made when its first rows arrive."""
 
     pipeline: Pipeline
     _made: dict[str, Decoder] = field(default_factory=dict)
     _lock: Any = field(default_factory=Lock)
 
     def prepare(self, source: str, records: DataFrame) -> DataFrame:
-        """Return the rows of a source's records, as the router asks for them in the thread of the table."""
+        """Return the rows of a source's records; the router calls this in the thread of the table."""
         return self.decoder_of(source)(records)
 
     def decoder_of(self, source: str) -> Decoder:
@@ -195,13 +196,13 @@ class Decoders:
             if source not in self._made:
                 found = find_table(self.pipeline, source)
                 if found is None:
-                    raise PipelineError(f"No table takes the rows of {source}.", ExitCode.USAGE)
+                    raise PipelineError(f"No table takes the rows of {source}; add a [[tables]].", ExitCode.USAGE)
                 self._made[source] = Decoder(self.pipeline.decode, found.settings, found.target, source)
             return self._made[source]
 
 
 def make_sinks(pipeline: Pipeline, on_result: OnResult | None) -> dict[Any, MergeSink]:
-    """Return the sinks by name or pattern of their source; sources that fill one table in one way share its sink.
+    """Return the sinks by name or pattern of their source; sources with equal target and options share one.
 
     Raises:
         PipelineError: A table has no source, two have the same one, or a table's options contradict each other.
@@ -211,13 +212,15 @@ def make_sinks(pipeline: Pipeline, on_result: OnResult | None) -> dict[Any, Merg
     for number, settings in enumerate(pipeline.tables):
         if settings.source is None:
             raise PipelineError(
-                f"tables[{number}].source is missing: with several tables each says which rows it takes.",
+                f"tables[{number}].source is missing: with several tables, each must name its source.",
                 ExitCode.USAGE,
             )
         is_pattern = settings.source.startswith(PATTERN_PREFIX)
         key = re.compile(settings.source.removeprefix(PATTERN_PREFIX)) if is_pattern else settings.source
         if key in sinks:
-            raise PipelineError(f"tables[{number}].source: {settings.source} is there twice.", ExitCode.USAGE)
+            raise PipelineError(
+                f"tables[{number}].source: {settings.source} appears twice; remove one.", ExitCode.USAGE
+            )
         same = settings.model_copy(
             update={"source": None, "columns": None, "target": table_key(settings.target)}
         ).model_dump_json()
@@ -244,7 +247,7 @@ def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """Return the options of `merge_sink` for one table of the file.
 
     Raises:
-        PipelineError: The table has no keys, or no columns to know its rows by.
+        PipelineError: The table has no keys, or no columns to identify its rows.
     """
     settings = pipeline.tables[number]
     options: dict[str, Any] = {
@@ -274,14 +277,14 @@ def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
     options |= _brought_options(pipeline, number)
     options["except_columns"] = [*settings.except_columns, *(options.get("except_columns") or ())]
     if settings.write_columns:
-        # What is not written needs no naming then.
+        # Columns that are not written then need no exclusion.
         options["columns"] = settings.write_columns
         del options["except_columns"]
     return options
 
 
 def _brought_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
-    """Return the options that the source and its decoding bring with them."""
+    """Return the options that the source and its decoding imply."""
     settings = pipeline.tables[number]
     if settings.keys is None or (not settings.keys and pipeline.decode.format != "debezium"):
         raise PipelineError(
@@ -305,10 +308,10 @@ def _brought_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
 
 
 def _feed_options(settings: TableSettings) -> dict[str, Any]:
-    """Return order and deletes of a change data feed; what the file says comes on top."""
+    """Return order and deletes for a change data feed, combined with what the file says."""
     order: dict[str, Any] = {"sequence_by": FEED_ORDER}
     if settings.sequence_by is not None:
-        # A delete has the values that its row had, and so the same sequence.
+        # A delete has the values of its row, and so the same sequence.
         order = {"tie_break_by": settings.tie_break_by or FEED_ORDER}
     delete_when = FEED_DELETE if settings.delete_when is None else f"{FEED_DELETE} OR ({settings.delete_when})"
     return {**order, "delete_when": delete_when, "except_columns": FEED_COLUMNS}

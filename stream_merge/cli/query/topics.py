@@ -1,9 +1,9 @@
-"""Topics that were deleted and made anew under a pipeline: their offsets are those of other records.
+"""Detects topics that were deleted and recreated: their offsets refer to other records.
 
-Spark notices as long as the new topic is shorter than what it has read of the old one. Beyond that it would go on in the middle of
-the new one, and everything before that would be missing. So the ids that Kafka gave the topics are kept in a file of the
-checkpoint, written before the first micro-batch of a topic is merged, and compared before each micro-batch. Where Kafka does not
-tell them, nothing is compared.
+Spark notices only while the new topic is shorter than what it has read of the old one. After that it would continue in
+the middle of the new topic and miss everything before. So a file in the checkpoint keeps the ids that Kafka gave the
+topics; it is written before the first micro-batch of a topic is merged, and compared before each micro-batch. If Kafka
+does not return ids, nothing is compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReadTopics:
     Args:
         spark: The session.
         checkpoint: The folder of the checkpoint.
-        read_ids: Asks Kafka for the ids of topics.
+        read_ids: Reads the ids of topics from Kafka.
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, read_ids: ReadIds) -> None:
@@ -47,15 +47,15 @@ class ReadTopics:
         self._known = self._read(FILE) or {}
 
     def made_anew(self, topics: Collection[str]) -> list[str]:
-        """Return those of the topics (of all that are known, where none are named) that Kafka has another one of now."""
+        """Return which of these topics, or of all known topics if none are given, were recreated."""
         known = self._known.keys() & set(topics) if topics else self._known.keys()
         return self._find_made_anew(self._read_ids(sorted(known)))
 
     def check_batch(self, batch_id: int) -> None:
-        """Refuse to merge a micro-batch of a topic that was made anew, and note the topics that it is the first one of.
+        """Refuse a micro-batch of a recreated topic, and record topics that are new in this batch.
 
         Raises:
-            PipelineError: Some were.
+            PipelineError: A topic was recreated.
         """
         found = self._read_ids(sorted(self._read(f"offsets/{batch_id}") or {}))
         refuse(self._find_made_anew(found))
@@ -67,7 +67,7 @@ class ReadTopics:
         return [topic for topic, topic_id in found.items() if self._known.get(topic, topic_id) != topic_id]
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object that the last line of a file is; None where there is none, or not to be had."""
+        """Return the JSON object in the last line of a file; None if there is none, or it cannot be read."""
         from stream_merge.bridge.small_files import read_text
 
         try:
@@ -88,22 +88,22 @@ class ReadTopics:
 
 
 def refuse(made_anew: Sequence[str]) -> None:
-    """Refuse to go on with topics that were made anew.
+    """Refuse to continue with recreated topics.
 
     Raises:
         PipelineError: There are some.
     """
     if made_anew:
         raise PipelineError(
-            f"The topic {', '.join(made_anew)} was deleted and made anew since this checkpoint read it, so that its offsets "
-            "are those of other records: nothing of it is skipped or merged. Take a new checkpoint folder, and let the source "
-            "send a new snapshot if records of the old topic were not read."
+            f"The topic {', '.join(made_anew)} was deleted and recreated since this checkpoint read it, so its offsets "
+            "refer to other records; nothing of it is skipped or merged. Use a new checkpoint folder, and let the "
+            "source send a new snapshot if records of the old topic were not read."
         )
 
 
 @contextmanager
 def watched_topics(spark: SparkSession, pipeline: Pipeline) -> Iterator[ReadTopics | None]:
-    """Give the topics of a pipeline's checkpoint for the block; None for a source that is no Kafka."""
+    """Yield the topics of a pipeline's checkpoint for the block; None for a source other than Kafka."""
     if not isinstance(pipeline.source, KafkaSource):
         yield None
         return
@@ -113,7 +113,7 @@ def watched_topics(spark: SparkSession, pipeline: Pipeline) -> Iterator[ReadTopi
     try:
         yield ReadTopics(spark, pipeline.pipeline.checkpoint, ids.read)
     except StopNow:
-        # The process ends at once, and does not wait for the JVM, which may be busy with the call that the signal came into.
+        # The process ends at once and does not wait for the JVM, which may be busy with the interrupted call.
         raise
     except BaseException:
         ids.close()
@@ -122,6 +122,6 @@ def watched_topics(spark: SparkSession, pipeline: Pipeline) -> Iterator[ReadTopi
 
 
 def client_options(source: KafkaSource) -> dict[str, str]:
-    """Return the configuration of Kafka's client among the options of Spark's source."""
+    """Return the configuration of Kafka's client from the options of Spark's source."""
     options = {**source.options, **kafka_options(source)}
     return {name[len(_CLIENT) :]: value for name, value in options.items() if name.lower().startswith(_CLIENT)}

@@ -1,4 +1,4 @@
-"""A pipeline that runs: its Spark session, its query from start to stop, and its progress as numbers.
+"""Runs a pipeline: starts its Spark session, runs its query from start to stop, and measures its progress.
 
 May import `cli.checks`, `cli.query` and `cli.file`.
 """

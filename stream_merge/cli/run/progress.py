@@ -1,6 +1,6 @@
-"""The progress of a running pipeline, from the results of merges and the query's own progress.
+"""Measures the progress of a running pipeline from merge results and the query's own progress.
 
-Needs no Spark. Results come in the threads of the tables, so every access is under one lock; what is read is a copy.
+Needs no Spark. Results arrive in the threads of the tables, so one lock guards every access, and readers get copies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from stream_merge.cli.query.newest import ALL_ROWS, NEWEST_METRIC, TABLE_PREFIX
 from stream_merge.metrics import MergeResult
 
 RATE_SECONDS = 60
-"""Rates of tables are those of the last minute."""
+"""A table's rate covers the last minute."""
 
 _MAX_RATE_POINTS = 600
 
 
 class State(Enum):
-    """What the pipeline is doing."""
+    """The state of the pipeline."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -35,26 +35,26 @@ class State(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class TableProgress:
-    """How one table stands; numbers of rows are those since the start of the command.
+    """The progress of one table; numbers of rows count from the start of the command.
 
     Attributes:
         target: Path or name of the table.
         num_batches: Micro-batches that were merged.
         num_skipped: Micro-batches that the table had already.
         num_source_rows: Rows that were merged.
-        num_inserted: Rows that they inserted.
-        num_updated: Rows that they updated.
-        num_deleted: Rows that they deleted.
-        num_quarantined: Rows that were set aside.
+        num_inserted: Inserted rows.
+        num_updated: Updated rows.
+        num_deleted: Deleted rows.
+        num_quarantined: Quarantined rows.
         num_conflicts: Commits that lost against other writers.
         batch_id: The last micro-batch.
-        version: The table version that it made.
+        version: The table version that it committed.
         seconds: How long it took.
         committed_at: When it was committed, in seconds since the epoch.
-        newest_at: Time of the newest change that was merged, likewise; None where the source tells no times.
-        committed_delay: The age, in seconds, of that change at its commit.
-        rows_per_second: Rows that were merged in the last minute, for each second.
-        merged: When how many were; empty in copies.
+        newest_at: Time of the newest merged change, likewise; None if the source has no times.
+        committed_delay: The age of that change at its commit, in seconds.
+        rows_per_second: Rows merged per second in the last minute.
+        merged: Times and numbers of merged rows; empty in copies.
     """
 
     target: str
@@ -78,21 +78,21 @@ class TableProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A copy of everything, for display.
+    """A copy of the progress, for display.
 
     Attributes:
-        name: The pipeline's.
-        state: What it is doing.
-        seconds: Since when it runs.
+        name: The pipeline's name.
+        state: The pipeline's state.
+        seconds: How long it has been running.
         batch_id: The last micro-batch that Spark has finished.
         num_batches: How many it has finished.
         num_failures: How often the query failed.
         input_rows_per_second: Rate at which rows arrived before the last micro-batch.
-        processed_rows_per_second: Rate at which it was merged.
+        processed_rows_per_second: Rate at which they were merged.
         offset_lag: Records behind the newest offset, by topic, as Spark saw them when it planned the last micro-batch.
         tables: The tables by target.
-        notice: The last error or retry, or what is being waited for.
-        retry_at: When the query is started again, in seconds since the epoch.
+        notice: The last error or retry, or what the pipeline is waiting for.
+        retry_at: When the query restarts, in seconds since the epoch.
         now: When the copy was made, likewise.
     """
 
@@ -112,11 +112,11 @@ class Snapshot:
 
     @property
     def total_offset_lag(self) -> int | None:
-        """Records behind the newest offset, of all topics; None where the source has no offsets."""
+        """Records behind the newest offset, summed over topics; None if the source has no offsets."""
         return sum(self.offset_lag.values()) if self.offset_lag else None
 
     def sequence_lag(self, table: TableProgress) -> float | None:
-        """Return how many seconds a table is behind its source: see `Progress.sequence_lag`."""
+        """Return how many seconds a table is behind its source; see `Progress.sequence_lag`."""
         if table.newest_at is None:
             return None
         is_behind = bool(self.total_offset_lag) or self.state is State.RETRYING
@@ -126,11 +126,11 @@ class Snapshot:
 
 
 class Progress:
-    """How a running pipeline stands.
+    """The progress of a running pipeline.
 
     Args:
         name: The pipeline's name.
-        clock: Gives seconds since the epoch.
+        clock: Returns seconds since the epoch.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.time) -> None:
@@ -150,7 +150,7 @@ class Progress:
         self._retry_at: float | None = None
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of everything."""
+        """Return a copy of the progress."""
         with self._lock:
             now = self._clock()
             return Snapshot(
@@ -170,17 +170,17 @@ class Progress:
             )
 
     def sequence_lag(self, target: str) -> float | None:
-        """Return how many seconds a table is behind its source; None where the source tells no times.
+        """Return how many seconds a table is behind its source; None if the source has no times.
 
-        It is the age that the newest merged change had at its commit. While records wait to be read, or the query does not
-        run, it is the age that this change has now: a pipeline that stands still falls behind.
+        It is the age that the newest merged change had at its commit. While records wait to be read, or the query does
+        not run, it is the current age of this change: a pipeline that stands still falls behind.
         """
         snapshot = self.snapshot()
         table = snapshot.tables.get(target)
         return None if table is None else snapshot.sequence_lag(table)
 
     def set_state(self, state: State, notice: str | None = None, retry_at: float | None = None) -> None:
-        """Say what the pipeline is doing, and what the user should know of it."""
+        """Set the state of the pipeline, with a notice for the user."""
         with self._lock:
             self._state = state
             self._retry_at = retry_at
@@ -188,12 +188,12 @@ class Progress:
                 self._notice = notice
 
     def on_failure(self) -> None:
-        """Count a query that failed."""
+        """Count a failure of the query."""
         with self._lock:
             self._num_failures += 1
 
     def on_result(self, result: MergeResult) -> None:
-        """Take the result of one table and micro-batch."""
+        """Record the result of one table and micro-batch."""
         with self._lock:
             now = self._clock()
             table = self._tables.setdefault(result.target, TableProgress(target=result.target))
@@ -214,10 +214,10 @@ class Progress:
             table.merged.append((now, result.num_source_rows))
 
     def on_query_progress(self, progress: Mapping[str, Any]) -> bool:
-        """Take the progress of a micro-batch, as the JSON of Spark's `StreamingQueryProgress` has it.
+        """Record the progress of a micro-batch, in the JSON form of Spark's `StreamingQueryProgress`.
 
         Returns:
-            Whether it tells of a micro-batch, rather than that there was nothing to do.
+            Whether it reports a micro-batch, rather than that there was nothing to do.
         """
         with self._lock:
             self._take_rates_and_lag(progress)
@@ -265,7 +265,7 @@ def _copy(table: TableProgress, now: float, started_at: float) -> TableProgress:
 
 
 def _number(value: object) -> float | None:
-    # Spark leaves a rate out that it cannot compute, and writes some as text.
+    # Spark omits a rate that it cannot compute, and writes some as text.
     if not isinstance(value, (int, float, str)):
         return None
     number = float(value)
@@ -273,7 +273,7 @@ def _number(value: object) -> float | None:
 
 
 def _offsets(value: object) -> dict[str, dict[str, int]]:
-    """Return Kafka's offsets by topic and partition; nothing for other sources."""
+    """Return Kafka's offsets by topic and partition; empty for other sources."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

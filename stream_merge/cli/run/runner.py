@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stream_merge.cli")
 
 FIRST_DELAY = 1.0
-"""Seconds before a failed query is started again; doubled after each further failure, until a micro-batch is merged."""
+"""Seconds before a failed query restarts; doubled after each further failure, until a micro-batch is merged."""
 LONGEST_DELAY = 60.0
 MAX_RETRIES_ONCE = 5
-"""So often a run with `--once` is retried: whoever scheduled it waits for its end."""
+"""The number of retries with `--once`, whose scheduler waits for it to end."""
 
 _POLL_SECONDS = 1
 _SETTLE_SECONDS = 10.0
@@ -42,10 +42,10 @@ class Runner:
     Args:
         spark: The session.
         pipeline: The pipeline.
-        merge: What `foreachBatch` is to call.
-        progress: Is told how it goes.
+        merge: The function for `foreachBatch` to call.
+        progress: Receives the progress.
         signals: The signals that stop it.
-        once: Whether it takes what is there and ends.
+        once: Whether to merge what is available and end.
         on_failure: Called when the query has failed.
     """
 
@@ -73,16 +73,16 @@ class Runner:
         self._has_looked_for_topics = False
 
     def run(self) -> ExitCode:
-        """Run until there is nothing more to do (`once`), a signal has come, or the query fails for good.
+        """Run until everything available is merged (`once`), a signal comes, or the query fails for good.
 
-        A signal lets the running micro-batch finish, for `stop_timeout` seconds. After that the query is stopped all the same, and
-        the exit code tells which signal it was.
+        A signal lets the running micro-batch finish, for up to `stop_timeout` seconds. Then the query is stopped
+        anyway, and the exit code tells which signal it was.
 
         Returns:
-            `OK`, or the exit code of the signal if a micro-batch was cut off.
+            `OK`, or the exit code of the signal if a micro-batch was interrupted.
 
         Raises:
-            PipelineError: The query failed; see `failures` for what is retried instead.
+            PipelineError: The query failed; `failures` lists what is retried instead.
             StopNow: A second signal came.
         """
         delay = FIRST_DELAY
@@ -114,18 +114,18 @@ class Runner:
             missing = find_missing_topics(self._spark, source)
             if missing:
                 sentence = (
-                    f"Kafka has no topic {', '.join(missing)} at {source.bootstrap_servers}: create it, or correct topics in "
-                    "[source]."
+                    f"Kafka has no topic {', '.join(missing)} at {source.bootstrap_servers}: create it, or correct "
+                    "topics in [source]."
                 )
                 return replace(failure, sentence=sentence)
         return failure
 
     def _exit_code(self, failure: Failure) -> ExitCode:
-        # What was there when the pipeline started is no fault of its start.
+        # Once a micro-batch was merged, the start had succeeded.
         return failure.exit_code if self._gate.num_merged == 0 else ExitCode.FAILED
 
     def _wait_for_retry(self, failure: Failure, delay: float) -> bool:
-        """Wait, and return whether the query is to be started again rather than the pipeline to end."""
+        """Wait, and return whether to restart the query; False means that the pipeline should end."""
         logger.warning("%s Next attempt in %.0f seconds.", failure.sentence, delay)
         self._progress.set_state(State.RETRYING, failure.sentence, time.time() + delay)
         until = time.monotonic() + delay
@@ -163,14 +163,15 @@ class Runner:
         return ExitCode.OK
 
     def _tell_of_no_topic(self) -> None:
-        """Say once that a pattern matches no topic yet, which may be waited for, and may be misspelt."""
+        """Warn once that a pattern matches no topic yet: it may be misspelt, or the topic may still come."""
         source = self._pipeline.source
         if self._has_looked_for_topics or self._gate.batch_id is not None or not isinstance(source, KafkaSource):
             return
         self._has_looked_for_topics = True
         if source.topic_pattern is not None and find_topics(self._spark, source) == []:
             logger.warning(
-                "no topic at %s matches %s, so there is nothing to merge; create one, or correct topic_pattern in [source]",
+                "no topic at %s matches %s, so there is nothing to merge; create one, or correct topic_pattern in "
+                "[source]",
                 source.bootstrap_servers,
                 source.topic_pattern,
             )
@@ -184,17 +185,17 @@ class Runner:
         return writer.start()
 
     def _poll(self, query: StreamingQuery) -> None:
-        """Take in what the query has reported since the last time."""
+        """Record what the query has reported since the last call."""
         latest = _plain(query.lastProgress)
         if latest is None or (latest["batchId"], latest["timestamp"]) == self._seen:
             return
         reports, seen = [latest], self._seen or (-1, "")
         if latest["batchId"] > seen[0] + 1:
-            # Several micro-batches since then, or before the first look.
+            # Several micro-batches since the last call, or before the first.
             recent = [report for each in query.recentProgress if (report := _plain(each)) is not None]
             reports = [report for report in recent if (report["batchId"], report["timestamp"]) > seen] or reports
         if self._progress.snapshot().state is State.RETRYING:
-            # That the query was started again says nothing; that it has reached the source and the tables does.
+            # The restart alone proves nothing; a report shows that the query has reached the source and the tables.
             self._progress.set_state(State.RUNNING)
         for report in reports:
             self._progress.on_query_progress(report)
@@ -214,8 +215,8 @@ class Runner:
         while self._gate.is_merging:
             if time.monotonic() > until:
                 logger.warning(
-                    "batch %s has not ended within stop_timeout = %d seconds and is cut off; what of it is merged is not "
-                    "merged again",
+                    "batch %s has not ended within stop_timeout = %d seconds and is interrupted; the next start merges "
+                    "only the tables that lack it",
                     self._gate.batch_id,
                     timeout,
                 )
@@ -231,7 +232,7 @@ class Runner:
         return ExitCode.OK
 
     def _settle(self, query: StreamingQuery) -> None:
-        """Let Spark write down that the last micro-batch is done; else it would be planned once more, and skipped."""
+        """Let Spark record that the last micro-batch is done; otherwise it would be planned again, and skipped."""
         until = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < until and query.isActive:
             latest = _plain(query.lastProgress)
@@ -245,7 +246,7 @@ class Runner:
 
 
 def _end(query: StreamingQuery) -> None:
-    """Stop a query whose failure, if it has one, is known already: that it was refused a further micro-batch."""
+    """Stop a query whose failure, if any, is known: it was refused a further micro-batch."""
     try:
         query.stop()
     except Exception as error:
@@ -253,7 +254,7 @@ def _end(query: StreamingQuery) -> None:
 
 
 def _plain(progress: Any) -> dict[str, Any] | None:
-    """Return the progress as Spark writes it in JSON, whose names do not differ between its versions."""
+    """Return the progress in Spark's JSON form, whose names do not differ between versions."""
     if progress is None:
         return None
     plain: dict[str, Any] = json.loads(progress.json)

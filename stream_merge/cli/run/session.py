@@ -1,8 +1,8 @@
-"""The Spark session of a pipeline, started without Spark's own output on the terminal.
+"""Starts the Spark session of a pipeline, and keeps Spark's own output off the terminal.
 
-The JVM writes what Ivy fetches, and its log, to the output streams that it is started with. Here these are a pipe that a thread
-reads into Python's logging (logger `spark`, level DEBUG): nothing of it gets between the lines of a live display, all of it goes
-through the filter for secrets, it is shown with `--log-level debug`, and its last lines tell why a start has failed.
+The JVM writes Ivy's downloads and its log to the output streams that it was started with. Here these are a pipe, which
+a thread reads into Python's logging (logger `spark`, level DEBUG). So nothing of it disturbs a live display, all of it
+passes the filter for secrets, `--log-level debug` shows it, and its last lines tell why a start failed.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ spark_logger = logging.getLogger("spark")
 DEFAULT_CONF = {
     "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",
-    # A query that waits for a broker or a storage would be waited for without end when the pipeline is stopped; no micro-batch is
-    # being merged then.
+    # Otherwise, stopping the pipeline could wait forever for a query that waits for a broker or a storage; no
+    # micro-batch is being merged then.
     "spark.sql.streaming.stopTimeout": "10s",
-    # A pipeline runs for months: what the UI remembers of old batches is kept in the driver's memory.
+    # A pipeline runs for months, and the UI's history of old batches takes the driver's memory.
     "spark.ui.retainedJobs": "200",
     "spark.ui.retainedStages": "200",
     "spark.sql.ui.retainedExecutions": "50",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # For every hash table, be it of three rows, Spark takes a page of memory: up to 64 MB, by the size of the heap, without this.
+    # Spark allocates a page of memory for every hash table, even for three rows: without this up to 64 MB, depending on
+    # the heap.
     "spark.buffer.pageSize": "2m",
-    # Spark keeps the code that it has compiled, by default 100 classes for the whole process. A batch of change data needs nearly
-    # as many, so that most would be compiled anew for each batch.
+    # Spark caches compiled code, by default 100 classes for the whole process. A batch of change data needs nearly as
+    # many, so most would be compiled again for each batch.
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What holds where the pipeline file does not say something else."""
+"""Defaults that the pipeline file can override."""
 
 _KEPT_LINES = 400
 _SECONDS_BETWEEN_WARNINGS = 60
@@ -68,12 +69,12 @@ _REDACTION = "spark.redaction.regex"
 _SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
 """Spark's own default."""
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
-# A part of a value, such as a folder's name in a path, may be a text that is hidden elsewhere.
+# A part of a value, such as a folder in a path, may be a text that is a secret elsewhere.
 _SECRET_PROPERTY = re.compile(
     rf"=[\"']?{re.escape(MASK)}(?:[\"'\s]|$)|(?:pass|secret|token|credential)[\w.-]*=\S*{re.escape(MASK)}",
     re.IGNORECASE,
 )
-# Of the second kind the repository has the description, and not the package.
+# For the second kind, the repository has the description but not the package.
 _UNRESOLVED = re.compile(r"unresolved dependency: ([^\s:]+):|download failed: ([^\s!]+)!")
 _NO_BROKER = re.compile(
     r"NetworkClient: .*(?:Connection to node \S+ \((?P<address>[^)]*)\) could not be established"
@@ -82,14 +83,14 @@ _NO_BROKER = re.compile(
 
 
 def start_session(pipeline: Pipeline, secrets: Secrets) -> SparkSession:
-    """Start Spark for a pipeline, or return the session that runs already.
+    """Start Spark for a pipeline, or return the running session.
 
     Args:
-        pipeline: Its section `[spark]` goes over the defaults, and its source decides which packages are fetched.
+        pipeline: Its section `[spark]` overrides the defaults, and its source determines the packages.
         secrets: See `start_spark`.
 
     Raises:
-        PipelineError: There is no fitting Java, the packages cannot be fetched, or Spark does not start.
+        PipelineError: There is no suitable Java, packages cannot be fetched, or Spark does not start.
     """
     return start_spark(pipeline.spark, secrets, name=pipeline.pipeline.name, source=pipeline.source)
 
@@ -102,17 +103,17 @@ def start_spark(
     source: Source | None = None,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
-    """Start Spark with the section `[spark]` of a pipeline file, or return the session that runs already.
+    """Start Spark with the section `[spark]` of a pipeline file, or return the running session.
 
     Args:
         spark_settings: The section.
         secrets: See `launch_settings`.
         name: The name of the pipeline or command.
-        source: What is read, if it needs packages.
-        defaults: Further defaults.
+        source: The source to read, if it needs packages.
+        defaults: Additional defaults.
 
     Raises:
-        PipelineError: There is no fitting Java, the packages cannot be fetched, or Spark does not start.
+        PipelineError: There is no suitable Java, packages cannot be fetched, or Spark does not start.
     """
     fault = find_java_fault()
     if fault is not None:
@@ -138,7 +139,7 @@ def start_spark(
         output.wait()
         raise explain_start_failure(output.lines, settings.get(_PACKAGES, ""), str(error)) from error
     except Exception as error:
-        # What the JVM raises: py4j's errors, which only the bridge of the library knows.
+        # Errors of py4j, which only the library's bridge may import.
         raise explain_start_failure(output.lines, settings.get(_PACKAGES, ""), str(error)) from error
     spark = SparkSession.builder.getOrCreate()
     if (context.master or "").startswith("local") and not context.getConf().contains(_SHUFFLE_PARTITIONS):
@@ -148,7 +149,7 @@ def start_spark(
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop Spark; where its JVM is gone, there is nothing left to stop."""
+    """Stop Spark; if its JVM is gone, there is nothing to stop."""
     try:
         spark.stop()
     except Exception as error:
@@ -157,7 +158,7 @@ def stop_session(spark: SparkSession) -> None:
 
 @contextmanager
 def stopped_after(spark: SparkSession) -> Iterator[None]:
-    """Stop Spark after the block, but where a second signal ends the process at once, and the JVM with it."""
+    """Stop Spark after the block, unless a second signal ends the process, and the JVM with it, at once."""
     try:
         yield
     except StopNow:
@@ -175,7 +176,7 @@ def find_settings(
     source: Source | None = None,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return Spark's settings: the defaults, then the file's, packages and extensions of both, and our LogStore where it is set.
+    """Return Spark's settings: defaults, then the file's; packages and extensions of both; the LogStore's jar.
 
     Raises:
         PipelineError: pyspark or delta-spark is not installed.
@@ -197,28 +198,29 @@ def find_settings(
 
 
 def launch_settings(settings: Mapping[str, str], secrets: Secrets) -> dict[str, str]:
-    """Return the settings that the JVM is started with: all but those that hold a secret, which Spark is given afterwards.
+    """Return the settings to start the JVM with: all except those with a secret, which Spark gets afterwards.
 
-    Other users of the machine can see the command line of the JVM. `spark.driver.*` and `spark.jars.*` do nothing later, so that
-    they have to be there; a user's name that is `kafka`, say, is a part of the packages' names, too.
+    Other users of the machine can see the JVM's command line. `spark.driver.*` and `spark.jars.*` have no effect later,
+    so they must be there; a user name such as `kafka` also occurs in the packages' names.
 
     Raises:
-        PipelineError: The address of a repository has a password, or an option of Java is a value that is hidden.
+        PipelineError: A repository's address has a password, or a Java option has a secret value.
     """
     for name in _JAVA_OPTIONS:
         options = settings.get(name, "")
         if secrets.mask(options) != options and _SECRET_PROPERTY.search(secrets.mask(options)):
             raise PipelineError(
-                f'"{name}" in [spark.conf] has a value of the environment or a secret, which every user of this machine could see '
-                "among the arguments of Spark's process: write the options into a file that only the pipeline may read, and "
-                '"@/path/of/the/file" in their place.',
+                f'"{name}" in [spark.conf] has a value of the environment or a secret, which every user of this '
+                "machine could see among the arguments of Spark's process: write the options into a file that only "
+                'the pipeline may read, and "@/path/of/the/file" in their place.',
                 ExitCode.USAGE,
             )
     repositories = settings.get(_REPOSITORIES, "")
     if "@" in repositories and secrets.mask(repositories) != repositories:
         raise PipelineError(
-            f'"{_REPOSITORIES}" in [spark.conf] has a secret, which every user of this machine could see among the arguments of '
-            'Spark\'s process: write repository and password into a file of Ivy, and its path into "spark.jars.ivySettings".',
+            f'"{_REPOSITORIES}" in [spark.conf] has a secret, which every user of this machine could see among the '
+            "arguments of Spark's process: write repository and password into a file of Ivy, and its path into "
+            '"spark.jars.ivySettings".',
             ExitCode.USAGE,
         )
     return {
@@ -229,7 +231,7 @@ def launch_settings(settings: Mapping[str, str], secrets: Secrets) -> dict[str, 
 
 
 def _redaction(given: str | None, settings: Mapping[str, str], secrets: Secrets) -> str:
-    """Return the pattern of the names whose values Spark does not show in its UI and log: those with a secret among them."""
+    """Return the pattern of setting names whose values Spark hides in its UI and log, including those with a secret."""
     names = [re.escape(name) for name, value in settings.items() if secrets.mask(value) != value]
     return "|".join([given or _SPARK_REDACTION, *names])
 
@@ -252,7 +254,7 @@ class JvmOutput:
 
     @contextmanager
     def captured(self) -> Iterator[dict[str, Any]]:
-        """Give the arguments for the process that is started in the block."""
+        """Yield the arguments for the process that the block starts."""
         read_end, write_end = os.pipe()
         self._thread = threading.Thread(target=self._read, args=(read_end,), name="jvm-output", daemon=True)
         self._thread.start()
@@ -262,7 +264,7 @@ class JvmOutput:
             os.close(write_end)
 
     def wait(self, timeout: float = 5) -> None:
-        """Wait until all is read that a JVM has written which ended."""
+        """Wait until all output of an ended JVM has been read."""
         if self._thread is not None:
             self._thread.join(timeout)
 
@@ -274,9 +276,9 @@ class JvmOutput:
                 self._warn(line)
 
     def _warn(self, line: str) -> None:
-        """Tell of a broker that is away, or sends its clients to a name that is not known here.
+        """Warn of a broker that is unreachable, or that redirects its clients to an unknown name.
 
-        Kafka's client says it every second, and Spark itself for minutes nothing.
+        Kafka's client reports this every second, and Spark itself only after minutes.
         """
         no_broker = _NO_BROKER.search(line)
         now = time.monotonic()
@@ -285,21 +287,21 @@ class JvmOutput:
         self._warned_at = now
         if no_broker["unknown"] is not None:
             logger.warning(
-                "the Kafka broker says that it is reached at %s, where this machine finds none; trying on. Correct its "
-                "advertised.listeners, or make the name known here",
+                "the Kafka broker advertises the address %s, which this machine cannot resolve; still trying. Correct "
+                "its advertised.listeners, or make the name known here",
                 no_broker["unknown"],
             )
             return
-        logger.warning("no Kafka broker answers at %s; trying on", no_broker["address"].lstrip("/"))
+        logger.warning("no Kafka broker answers at %s; still trying", no_broker["address"].lstrip("/"))
 
 
 def explain_start_failure(lines: Sequence[str], packages: str, error: str) -> PipelineError:
-    """Return the error for a Spark that did not start, from what the JVM has written.
+    """Return the error for a failed start of Spark, from the JVM's output.
 
     Args:
         lines: The last lines of the JVM.
-        packages: The coordinates that it was to fetch.
-        error: What PySpark says.
+        packages: The coordinates to fetch.
+        error: PySpark's message.
     """
     text = "\n".join(lines)
     unresolved = list(dict.fromkeys(match[1] or match[2] for match in _UNRESOLVED.finditer(text)))
@@ -311,7 +313,7 @@ def explain_start_failure(lines: Sequence[str], packages: str, error: str) -> Pi
         reason = "no repository can be reached" if unreachable else "no repository has them"
         return PipelineError(
             f"Spark could not fetch the packages {names}: {reason}. Check the names and the network; "
-            '"spark.jars.ivySettings" and "spark.jars.repositories" in [spark.conf] lead to other repositories.',
+            '"spark.jars.ivySettings" and "spark.jars.repositories" in [spark.conf] set other repositories.',
             ExitCode.CANNOT_START,
         )
     if "requirement failed: Provided Maven Coordinates" in text:
@@ -321,12 +323,12 @@ def explain_start_failure(lines: Sequence[str], packages: str, error: str) -> Pi
         )
     reason = _find_reason(lines) or error.strip().split("\n")[0]
     return PipelineError(
-        f"Spark did not start: {reason.rstrip('.')}. --log-level debug shows all that it wrote.", ExitCode.CANNOT_START
+        f"Spark did not start: {reason.rstrip('.')}. --log-level debug shows its output.", ExitCode.CANNOT_START
     )
 
 
 def _find_reason(lines: Sequence[str]) -> str | None:
-    """Return the line of the JVM that most likely says what is wrong."""
+    """Return the JVM's line that most likely says what is wrong."""
     for mark in (
         "Exception in thread",
         "Error: ",

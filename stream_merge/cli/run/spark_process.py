@@ -1,4 +1,4 @@
-"""Starts Spark's JVM so that it ignores SIGTERM, and ends it when the start is cut off."""
+"""Starts Spark's JVM so that it ignores SIGTERM, and kills it if the start is interrupted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from functools import cache
 
 
 class _Launch(threading.local):
-    """What a thread is starting."""
+    """The JVM that a thread is starting."""
 
     report_to: int | None = None
-    """Where a child of this thread writes its process id; None while it starts no JVM."""
+    """Pipe to which a child of this thread writes its process id; None while the thread starts no JVM."""
 
 
 _launch = _Launch()
@@ -22,11 +22,11 @@ _launch = _Launch()
 
 @contextmanager
 def starting_jvm() -> Iterator[None]:
-    """Start the JVM in the block deaf to SIGTERM, as PySpark does for SIGINT, while the command itself listens to both.
+    """Make a JVM that the block starts ignore SIGTERM, as PySpark does for SIGINT, while the command handles both.
 
-    Who ends a service may send the signal to all of its processes, and the JVM would stop Spark in the middle of a micro-batch.
-    It ends when the command does, since its standard input ends then; but not while it fetches packages, which can take minutes.
-    So a signal that ends the block kills it.
+    A service manager may send the signal to all processes of a service, and the JVM would stop Spark in the middle of a
+    micro-batch. The JVM ends with the command, when its standard input closes, but not while it fetches packages, which
+    can take minutes. So a signal that ends the block kills it.
     """
     _hear_of_forks()
     read_end, write_end = os.pipe()
@@ -46,9 +46,10 @@ def starting_jvm() -> Iterator[None]:
 
 @cache
 def _hear_of_forks() -> None:
-    """Have children of this process run `_begin_child`, once for all, since such a hook cannot be taken back.
+    """Make children of this process run `_begin_child`; once, since the hook cannot be removed.
 
-    PySpark hands no hook of ours on to its Popen, but starts the JVM with one of its own (`preexec_fn`), so that Python's run, too.
+    PySpark does not pass hooks on to its Popen, but it starts the JVM with a hook of its own (`preexec_fn`), so that
+    Python's fork hooks run as well.
     """
     os.register_at_fork(after_in_child=_begin_child)
 
@@ -56,12 +57,12 @@ def _hear_of_forks() -> None:
 def _begin_child() -> None:
     if _launch.report_to is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # The shell script that it begins as becomes the JVM: the number stays.
+        # The child begins as a shell script and becomes the JVM, with the same process id.
         os.write(_launch.report_to, b"%d\n" % os.getpid())
 
 
 def _kill(reports: int) -> None:
-    """Kill the children that have reported themselves."""
+    """Kill the children that have reported their ids."""
     os.set_blocking(reports, False)
     with suppress(BlockingIOError):
         for number in os.read(reports, 4096).split():

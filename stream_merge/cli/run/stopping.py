@@ -1,4 +1,4 @@
-"""Stops a pipeline: signals, and the gate that each micro-batch passes."""
+"""Stops a pipeline: handles signals, and keeps further micro-batches from starting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """SIGTERM and SIGINT in the block: the first is taken note of, a second raises `StopNow` in the main thread.
+    """Handles SIGTERM and SIGINT in the block: records the first, and raises `StopNow` in the main thread on a second.
 
     Attributes:
         received: The first signal, once it has come.
@@ -28,7 +28,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        # Elsewhere Python does not let signals be handled; whoever runs a pipeline there stops it in another way.
+        # In other threads Python cannot handle signals; whoever runs a pipeline there stops it in another way.
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
@@ -40,23 +40,23 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        # Takes no lock: the main thread may hold any.
+        # Must not take a lock, since the main thread may hold any.
         if self.received is not None:
             raise StopNow(number)
         self.received = number
 
 
 class StoppedError(Exception):
-    """A micro-batch began after the gate was closed; it is not merged, and comes again when the pipeline is started again."""
+    """A micro-batch began after the gate was closed; it is not merged, and comes again at the next start."""
 
 
 class BatchGate:
-    """What `foreachBatch` calls: merges a micro-batch, unless the pipeline is being stopped.
+    """The function that `foreachBatch` calls: merges a micro-batch unless the pipeline is stopping.
 
     Attributes:
-        failure: What the last micro-batch failed with, if it did.
-        num_merged: How many were merged.
-        batch_id: The last one that was begun.
+        failure: The error of the last micro-batch, if it failed.
+        num_merged: How many micro-batches were merged.
+        batch_id: The last micro-batch that began.
     """
 
     def __init__(self, merge: Callable[[DataFrame, int], None]) -> None:
@@ -76,7 +76,7 @@ class BatchGate:
         """
         with self._lock:
             if self._is_closed:
-                raise StoppedError(f"batch {batch_id} was not begun: the pipeline is being stopped")
+                raise StoppedError(f"batch {batch_id} was not started: the pipeline is stopping")
             self._is_merging = True
             self.failure = None
             self.batch_id = batch_id
@@ -84,7 +84,7 @@ class BatchGate:
             self._merge(batch_df, batch_id)
             self.num_merged += 1
         except Exception as error:
-            # PySpark hands on only its text.
+            # PySpark passes on only its text.
             self.failure = error
             raise
         finally:
@@ -96,18 +96,18 @@ class BatchGate:
         return self._is_merging
 
     def close(self) -> None:
-        """Let no other micro-batch begin."""
+        """Let no further micro-batch begin."""
         with self._lock:
             self._is_closed = True
 
     @property
     def is_closed(self) -> bool:
-        """Whether no other micro-batch begins."""
+        """Whether the gate is closed to further micro-batches."""
         return self._is_closed
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM raise `StopNow` in the main thread, for the time in which there is no micro-batch to wait for."""
+    """Let SIGTERM raise `StopNow` in the main thread while there is no micro-batch to wait for."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise StopNow(number, may_cut_off=False)

@@ -1,4 +1,4 @@
-"""Reads the commits of a table from DESCRIBE HISTORY, and adds up several merges."""
+"""Reads the commits of a table from DESCRIBE HISTORY, and sums up several merges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 _OWN_METRIC = "numSupersededRows"
 """An operation metric that only this library writes, into each of its commits."""
 
-# transaction.BatchIdentity records the time at which the query planned a batch under the application id and this.
+# exactly_once.BatchIdentity records when the query planned a batch under the application id with this suffix.
 _PLANNED = "/planned-ms"
 _LEFT_OUT = ("numSupersededRows", "numStaleRows", "numOutdatedRows", "numUnchangedRows")
 _PHASES = (("source", "materializeSourceTimeMs"), ("locate", "scanTimeMs"), ("stage", "rewriteTimeMs"))
@@ -28,7 +28,7 @@ class Commit:
         operation: Delta's name of the operation.
         metrics: The operation metrics that are whole numbers, by Delta's names.
         user_metadata: The text that the writer gave the commit.
-        app_id: The application id that the batch is recorded under: the streaming query's id by default.
+        app_id: The application id under which the batch is recorded: the streaming query's id by default.
         batch_id: The micro-batch's number; None outside a stream.
         planned: When the query planned the micro-batch.
     """
@@ -48,12 +48,12 @@ class Commit:
         return _OWN_METRIC in self.metrics
 
     def count(self, *names: str) -> int:
-        """Return the sum of operation metrics; those that are missing count as 0."""
+        """Return the sum of operation metrics; missing ones count as 0."""
         return sum(self.metrics.get(name, 0) for name in names)
 
     @property
     def num_source_rows(self) -> int:
-        """Rows of the micro-batch that were merged: with keys and a sequence the newest change of each key."""
+        """Rows of the micro-batch that were merged; with keys and a sequence, the newest change of each key."""
         return self.count("numSourceRows")
 
     @property
@@ -73,7 +73,7 @@ class Commit:
 
     @property
     def num_left_out(self) -> int:
-        """Changes that a newer one made superfluous, in the batch or in the table, and updates that would change nothing."""
+        """Changes that a newer one in the batch or the table replaced, and updates that would change nothing."""
         return self.count(*_LEFT_OUT)
 
     @property
@@ -83,7 +83,7 @@ class Commit:
 
     @property
     def num_conflicts(self) -> int | None:
-        """How often the commit conflicted with another writer before it landed; None where the commit does not say."""
+        """How often the commit conflicted with another writer before it landed; None if the commit does not say."""
         attempts = self.metrics.get("numCommitAttempts")
         return None if attempts is None else max(0, attempts - 1)
 
@@ -94,9 +94,9 @@ class Commit:
 
     @property
     def phases_ms(self) -> dict[str, int]:
-        """Milliseconds of source, locate and stage, and of the rest; together they are `duration_ms`.
+        """Milliseconds of source, locate, stage and the rest; their sum is `duration_ms`.
 
-        Stage can run at the same time as locate. What they share counts as locate.
+        Stage can overlap locate; the overlap counts as locate.
         """
         left = self.duration_ms
         phases = {}
@@ -107,7 +107,7 @@ class Commit:
 
     @property
     def how(self) -> str:
-        """How the changes were written, as the metrics show it."""
+        """How the changes were written, according to the metrics."""
         if self.operation == "STREAMING UPDATE":
             return "overwrite"
         if self.count("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsUpdated"):
@@ -118,7 +118,7 @@ class Commit:
 
     @property
     def delay(self) -> timedelta | None:
-        """From the planning of the micro-batch to its commit; None where the commit does not say when it was planned."""
+        """Time from the planning of the micro-batch to its commit; None if the commit lacks the time of planning."""
         return None if self.planned is None else self.time - self.planned
 
 
@@ -128,7 +128,7 @@ class Window:
 
     Attributes:
         merges: The merges, the oldest first.
-        since: The merge before them; None where the history begins with them.
+        since: The merge before them; None if the history begins with them.
     """
 
     merges: tuple[Commit, ...]
@@ -140,7 +140,7 @@ class Window:
 
     @property
     def num_conflicts(self) -> int | None:
-        """Conflicts of all merges; None where a commit does not say."""
+        """Conflicts of all merges; None if a commit does not say."""
         numbers = [merge.num_conflicts for merge in self.merges]
         known = [number for number in numbers if number is not None]
         return sum(known) if known and len(known) == len(numbers) else None
@@ -153,20 +153,20 @@ class Window:
 
     @property
     def rows_per_second(self) -> float | None:
-        """Rows of the source in a second, from the commit before the window to its last; None if there was none before."""
+        """Source rows per second, from the commit before the window, or its first, to its last; None without a gap."""
         merges = self.merges if self.since else self.merges[1:]
         seconds = sum((gap.total_seconds() for gap in self.gaps), 0.0)
         return sum(merge.num_source_rows for merge in merges) / seconds if seconds > 0 else None
 
     @property
     def rows_per_busy_second(self) -> float | None:
-        """Rows of the source in a second of merging."""
+        """Source rows per second of merging."""
         ms = self.count("executionTimeMs")
         return 1000 * self.count("numSourceRows") / ms if ms else None
 
     @property
     def median_ms(self) -> float:
-        """Median of the merges' milliseconds."""
+        """Median milliseconds of a merge."""
         return statistics.median(merge.duration_ms for merge in self.merges)
 
     @property
@@ -178,7 +178,7 @@ class Window:
 def commits_of(
     history: Iterable[Mapping[str, Any]], recorded: Iterable[tuple[int, str, int]] = ()
 ) -> tuple[Commit, ...]:
-    """Return the commits that rows of DESCRIBE HISTORY tell of, the oldest first.
+    """Return the commits in rows of DESCRIBE HISTORY, the oldest first.
 
     Args:
         history: Rows with version, ms (of the commit, since the epoch), operation, operationMetrics and userMetadata.

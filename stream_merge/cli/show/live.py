@@ -1,4 +1,4 @@
-"""Shows a running pipeline on a terminal: totals, a row for each target, the last trouble; or log lines."""
+"""Shows a running pipeline on a terminal: totals, a row for each target, the last trouble; or as log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stream_merge.cli.run.progress import Progress, Snapshot, State, TableProgre
 from stream_merge.metrics import MergeResult
 
 WIDE = 100
-"""From so many columns of the terminal on, the table shows batch and version too."""
+"""From this terminal width on, the table shows batch and version too."""
 
 _REFRESHES_PER_SECOND = 2
 _LINES_AROUND = 6
@@ -38,8 +38,8 @@ class LiveView:
 
     Args:
         console: The terminal.
-        progress: What is shown.
-        mask: Hides secrets in what is shown.
+        progress: The progress to show.
+        mask: Masks secrets.
     """
 
     def __init__(self, console: Console, progress: Progress, mask: Callable[[str], str]) -> None:
@@ -71,13 +71,13 @@ class LiveView:
 def render(
     snapshot: Snapshot, width: int, height: int = 40, mask: Callable[[str], str] = lambda text: text
 ) -> RenderableType:
-    """Return what the terminal shows.
+    """Return the contents of the terminal.
 
     Args:
-        snapshot: How the pipeline stands.
+        snapshot: The pipeline's progress.
         width: Columns of the terminal.
-        height: Lines of it; tables for which there is no room are counted.
-        mask: Hides secrets.
+        height: Lines of the terminal; tables that do not fit are counted.
+        mask: Masks secrets.
     """
     parts: list[RenderableType] = [_headline(snapshot)]
     tables = sorted(snapshot.tables.values(), key=lambda table: -(table.committed_at or 0))
@@ -143,7 +143,7 @@ def _cells(snapshot: Snapshot, table: TableProgress, *, is_wide: bool) -> list[s
 
 
 def _end_of(name: str, width: int) -> str:
-    """Return a name, or the end of it, which tells tables of one folder apart."""
+    """Return a name or its end, which tells tables in one folder apart."""
     return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
 
 
@@ -169,7 +169,7 @@ def count(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in one unit: 0.4 s, 12 s, 3 min, 5 h, 2 d."""
+    """Return a duration in one unit: 0.4 s, 12 s, 3 min, 5 h, 2 d."""
     for length, unit in _UNITS:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
@@ -177,11 +177,11 @@ def duration(seconds: float) -> str:
 
 
 def result_line(result: MergeResult, snapshot: Snapshot) -> str:
-    """Return one line on a table and micro-batch for a log.
+    """Return one log line for a table and micro-batch.
 
     Args:
-        result: What was merged.
-        snapshot: How the pipeline stands, after it has taken the result.
+        result: The result of the merge.
+        snapshot: The pipeline's progress, including the result.
     """
     head = f"{result.target}: batch {result.batch_id}"
     if result.skipped:

@@ -1,4 +1,4 @@
-"""Sets up logging of a command: without secrets, and with stack traces for `debug` only."""
+"""Sets up logging of a command: masks secrets, and shows stack traces only with `debug`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.logging import RichHandler
 from stream_merge.cli.file.secrets import Secrets
 
 COMMAND = "stream_merge.cli"
-"""The logger of the command itself, and of no module of the library."""
+"""The logger of the command itself; no module of the library uses it."""
 
 
 class LogLevel(str, Enum):
-    """What is logged, from everything to errors alone."""
+    """Log levels, from everything to errors only."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -26,15 +26,15 @@ class LogLevel(str, Enum):
 
 
 def configure_logging(level: LogLevel, secrets: Secrets, console: Console | None = None) -> None:
-    """Send the log records of the process to the terminal or to standard error.
+    """Send the process's log records to the terminal or to standard error.
 
-    The command's own records are shown from `level` on. Those of the library have a record a batch that says what the command's own
-    says, so they are shown from WARNING on; Spark's own lines and py4j's only with `debug`.
+    The command's own records are shown from `level` on. The library's records of each batch repeat the command's, so
+    they are shown from WARNING on; the lines of Spark and py4j only with `debug`.
 
     Args:
-        level: From which level on.
-        secrets: What is masked.
-        console: The terminal of a live display, above which records are printed; standard error without.
+        level: The lowest level to show.
+        secrets: Masks secrets.
+        console: The terminal of a live display, above which records are printed; None for standard error.
     """
     handler: logging.Handler
     if console is None:
@@ -53,7 +53,7 @@ def configure_logging(level: LogLevel, secrets: Secrets, console: Console | None
     chosen = getattr(logging, level.value.upper())
     is_debug = level is LogLevel.DEBUG
     root.setLevel(chosen if is_debug else max(chosen, logging.WARNING))
-    # The display tells what the records of level INFO say.
+    # The display shows what records of level INFO say.
     logging.getLogger(COMMAND).setLevel(max(chosen, logging.WARNING) if console and not is_debug else chosen)
     logging.getLogger("py4j").setLevel(logging.INFO if is_debug else logging.CRITICAL)
     for noisy in ("matplotlib", "PIL", "asyncio"):
@@ -61,12 +61,12 @@ def configure_logging(level: LogLevel, secrets: Secrets, console: Console | None
 
 
 def _is_not_told_twice(record: logging.LogRecord) -> bool:
-    """Leave out that a table of the router has failed: the command says so in a sentence of its own, with what to do."""
+    """Drop the record of a router's failed table: the command reports it in a sentence of its own, with a remedy."""
     return not (record.name == "stream_merge" and record.module == "routed_batch" and record.levelno == logging.ERROR)
 
 
 class _OneLine(logging.Formatter):
-    """Leaves stack traces out, but for `debug`."""
+    """Omits stack traces, except with `debug`."""
 
     def __init__(self, text: str, *, debug: bool) -> None:
         super().__init__(text)

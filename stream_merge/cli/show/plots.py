@@ -1,4 +1,4 @@
-"""`stream-merge status --plot`: batch time, rows and delay over time, as a picture or a page."""
+"""Implements `stream-merge status --plot`: plots batch time, rows and delay over time as an image or a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".html")
 
-# Okabe and Ito's palette, which people with any kind of colour vision can tell apart.
+# Okabe and Ito's palette, which people with any kind of colour vision can distinguish.
 _BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
 _INK, _FAINT = "#303030", "#D9D9D9"
 _PHASE_COLORS = {"source": _SKY, "locate": _BLUE, "stage": _ORANGE, "rest": _GREY}
@@ -32,11 +32,11 @@ _CHANGES: tuple[tuple[str, str, Callable[[Commit], int]], ...] = (
 )
 _TITLES = ("Time of a batch", "Rows of a batch", "Delay")
 _OUTLIER = 3.0
-"""How often as high as the usual highest value one may be before it is cut off."""
+"""A value is cut off above this multiple of the usual highest value."""
 
 _MAX_LABELS = 4
 _FEW = 20
-"""Of fewer merges none is cut off."""
+"""With fewer merges, no value is cut off."""
 
 _MAX_TITLE = 60
 _MIN_MARGIN = 5 / 86400
@@ -54,7 +54,7 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     # A table may have a dollar in its name.
     "text.parse_math": False,
-    # Ids in the SVG are drawn at random otherwise, and two plots of one history would differ.
+    # Otherwise ids in the SVG are random, and two plots of one history differ.
     "svg.hashsalt": "stream_merge",
 }
 _PAGE = """<!DOCTYPE html>
@@ -76,14 +76,14 @@ svg {{ width: 100%; height: auto; }}
 
 
 def plot(status: Status, file: Path) -> None:
-    """Draw batch time, rows and delay of the merges over time into a file that is replaced where it exists.
+    """Plot batch time, rows and delay of the merges over time into a file, replacing an existing one.
 
     Args:
         status: What `read_status` returned.
-        file: Where to; its ending, .png, .svg or .html, is the format.
+        file: The file; its ending, .png, .svg or .html, is the format.
 
     Raises:
-        StatusError: The ending is another one, there is no such folder, or the file can't be written.
+        StatusError: The ending is another one, the folder does not exist, or the file cannot be written.
     """
     check_plot_file(file)
     ending = file.suffix.lower()
@@ -96,24 +96,26 @@ def plot(status: Status, file: Path) -> None:
     try:
         file.write_bytes(content)
     except OSError as error:
-        raise StatusError(f"{file}: the plot can't be written: {error.strerror or error}.", ExitCode.FAILED) from error
+        raise StatusError(f"{file}: the plot cannot be written: {error.strerror or error}.", ExitCode.FAILED) from error
 
 
 def check_plot_file(file: Path) -> None:
     """Refuse a file that `plot` cannot write, before anything is read for it.
 
     Raises:
-        StatusError: The ending is no format, or there is no such folder.
+        StatusError: The ending is not a format, or the folder does not exist.
     """
     if file.suffix.lower() not in FORMATS:
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise StatusError(f"{file}: a plot is a file that ends with {endings}.", ExitCode.USAGE)
+        raise StatusError(f"{file}: the name of a plot must end with {endings}.", ExitCode.USAGE)
     if not file.parent.is_dir():
-        raise StatusError(f"{file}: the plot can't be written: there is no folder {file.parent}.", ExitCode.USAGE)
+        raise StatusError(
+            f"{file}: the plot cannot be written: there is no folder {file.parent}; create it.", ExitCode.USAGE
+        )
 
 
 def draw(status: Status) -> Figure:
-    """Return the figure: three panels over one axis of time."""
+    """Return the figure: three panels over one time axis."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -153,12 +155,12 @@ def _title(status: Status) -> str:
 def _stack(
     axes: Axes, merges: Sequence[Commit], names: Sequence[tuple[str, str]], series: Sequence[Sequence[float]]
 ) -> None:
-    """Draw a bar for each merge, made of the series, as one area for each series: a thousand bars stay one path."""
+    """Draw a bar for each merge, with one area for each series, so that a thousand bars stay one path."""
     edges = _edges(merges)
     bottom = [0.0] * len(merges)
     for (name, color), values in zip(names, series, strict=True):
         top = [low + value for low, value in zip(bottom, values, strict=True)]
-        # Between two bars, where there is room, the area has no height.
+        # In the gap between two bars the area has no height.
         lows = [value for low in bottom for value in (low, 0.0)]
         highs = [value for high in top for value in (high, 0.0)]
         axes.fill_between(edges, lows, highs, step="post", color=color, linewidth=0, label=name)
@@ -167,7 +169,7 @@ def _stack(
 
 
 def _days(time: datetime) -> float:
-    """Return a time as matplotlib counts it."""
+    """Return a time in days, as matplotlib counts it."""
     return time.timestamp() / 86400
 
 
@@ -176,7 +178,7 @@ def _edges(merges: Sequence[Commit]) -> list[float]:
     times = [_days(merge.time) for merge in merges]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     span = times[-1] - times[0]
-    # A bar is seen after a stop of hours too, by which all others would become as thin as hairs.
+    # A stop of hours would make all bars as thin as hairs; keep them visible.
     half = max(0.42 * statistics.median(gaps), span / 1400) if span > 0 else 1 / 86400
     starts = [time - half for time in times]
     ends = [min(time + half, start) for time, start in zip(times, [*starts[1:], times[-1] + half], strict=True)]
@@ -184,7 +186,7 @@ def _edges(merges: Sequence[Commit]) -> list[float]:
 
 
 def _limit(axes: Axes, times: Sequence[float], heights: Sequence[float]) -> None:
-    """Cut off the few values that would flatten all others, and write them at the top."""
+    """Cut off the few values that would flatten all others, and label them at the top."""
     usual = sorted(heights)[int(0.97 * (len(heights) - 1))]
     highest = max(heights)
     is_cut = len(heights) >= _FEW and highest > _OUTLIER * usual > 0
@@ -275,5 +277,5 @@ def _rendered(figure: Figure, kind: str) -> bytes:
 
 
 def _page(status: Status, svg: str) -> str:
-    # Without the declaration of XML, which only the file of its own may begin with.
+    # Without the XML declaration, which may only be at the beginning of a file.
     return _PAGE.format(title=escape(_title(status)), svg=svg[svg.index("<svg") :])

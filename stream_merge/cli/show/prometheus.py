@@ -1,6 +1,6 @@
 """Serves the pipeline's metrics to Prometheus, from a registry of its own, until the pipeline ends.
 
-Every metric has the label `pipeline`. Counters are those of the merges since the command was started.
+Every metric has the label `pipeline`. Counters count from the start of the command.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Metrics:
     """The metrics of one pipeline.
 
     Args:
-        progress: How the pipeline stands: the gauges are read from it when somebody asks.
+        progress: The pipeline's progress, from which the gauges are read on request.
         name: The pipeline's name.
-        mask: Hides secrets in the names of tables.
+        mask: Masks secrets in the names of tables.
     """
 
     def __init__(self, progress: Progress, name: str, mask: Callable[[str], str] = lambda text: text) -> None:
-        # Two more series for each counter, which nobody reads.
+        # They would add two series for each counter that nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._name = name
@@ -73,11 +73,11 @@ class Metrics:
         return Gauge(f"{PREFIX}_{name}", text, ["pipeline", *labels], registry=self.registry)
 
     def on_failure(self) -> None:
-        """Count a query that failed."""
+        """Count a failure of the query."""
         self._failures.labels(self._name).inc()
 
     def expect(self, targets: Iterable[str]) -> None:
-        """Have the counters of tables at 0 before their first micro-batch: `increase` does not see what a counter begins with."""
+        """Start the counters of tables at 0 before their first micro-batch; `increase` ignores a first value."""
         for target in targets:
             self._conflicts.labels(self._name, self._mask(target))
             for outcome in ("merged", "skipped"):
@@ -121,7 +121,7 @@ class Metrics:
 
 
 class _Standing(Collector):
-    """The gauges, computed when they are asked for: a lag grows while nothing happens."""
+    """Computes the gauges on request, since a lag grows while nothing happens."""
 
     def __init__(self, progress: Progress, name: str, mask: Callable[[str], str]) -> None:
         self._progress = progress
@@ -171,15 +171,15 @@ class _Standing(Collector):
 
 
 class Endpoint:
-    """The HTTP endpoint `/metrics`, open while the block runs; no thread of it is left afterwards.
+    """The HTTP endpoint `/metrics`, open while the block runs; its thread ends with the block.
 
     Args:
-        metrics: What it tells.
-        address: Address that it listens on.
-        port: Port that it listens on; 0 takes a free one.
+        metrics: The metrics to serve.
+        address: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
 
     Attributes:
-        port: The port that it listens on.
+        port: The port in use.
     """
 
     def __init__(self, metrics: Metrics, address: str, port: int) -> None:
@@ -192,8 +192,8 @@ class Endpoint:
             self._server, self._thread = start_http_server(self.port, self._address, self._metrics.registry)
         except OSError as error:
             raise PipelineError(
-                f"The metrics cannot be served at {self._address}:{self.port}: {error.strerror or error}. Choose another "
-                "prometheus_port in [metrics], or 0 for a free one.",
+                f"The metrics cannot be served at {self._address}:{self.port}: {error.strerror or error}. "
+                "Choose another prometheus_port in [metrics], or 0 for a free one.",
                 ExitCode.CANNOT_START,
             ) from None
         self.port = self._server.server_port

@@ -1,4 +1,4 @@
-"""Reads the state of a stream from the table that it writes: commits, files and remembered deletes."""
+"""Reads the state of a stream from its table: commits, files and remembered deletes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Files:
 
     Attributes:
         num_files: Number of files.
-        num_bytes: Their size.
+        num_bytes: Their total size.
         smallest: Size of the smallest.
         largest: Size of the largest.
-        num_rows: Rows that a reader sees; None where the statistics of a file do not tell.
-        num_deleted_rows: Rows that lie in the files and are marked as deleted.
+        num_rows: Rows that a reader sees; None if the statistics of a file lack the number.
+        num_deleted_rows: Rows in the files that are marked as deleted.
     """
 
     num_files: int
@@ -55,7 +55,7 @@ class Files:
 
     @property
     def deleted_share(self) -> float | None:
-        """Share of the rows in the files that is marked as deleted, 0 to 1; None where their number is not known."""
+        """Share of the rows in the files that is marked as deleted, 0 to 1; None if their number is unknown."""
         if self.num_rows is None:
             return None
         physical = self.num_rows + self.num_deleted_rows
@@ -77,16 +77,16 @@ class RememberedDeletes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a table tells of itself.
+    """The state of a table.
 
     Attributes:
-        table: The table as it was asked for.
+        table: The table as the user named it.
         version: The newest version.
         now: When it was read.
         commits: The commits that were read, of all writers, the oldest first.
-        is_complete: Whether these are all that the history has.
+        is_complete: Whether these are the whole history.
         files: The data files of the newest version.
-        tombstones: The deletes that are remembered; None if the table remembers none.
+        tombstones: The remembered deletes; None if the table remembers none.
     """
 
     table: str
@@ -115,23 +115,23 @@ class Status:
         return [(name, count, last[name]) for name, count in Counter(c.operation for c in others).most_common()]
 
     def window(self, size: int | None = None) -> Window:
-        """Return the last merges, `size` of them or all."""
+        """Return the last `size` merges, or all."""
         merges = self.merges
         first = 0 if size is None else max(0, len(merges) - size)
         return Window(merges=merges[first:], since=merges[first - 1] if first else None)
 
 
 def read_status(spark: SparkSession, table: str, limit: int = 1000) -> Status:
-    """Read what the commits of a table tell; nothing is written.
+    """Read the state of a table from its commits; writes nothing.
 
     Args:
         spark: A classic session with Delta's extension.
         table: Path (anything with a `/`) or catalog name of a Delta table that stream_merge writes to.
-        limit: How many commits are read, the newest ones.
+        limit: How many of the newest commits to read.
 
     Raises:
-        StatusError: There is no such table, it is not a Delta table, it can't be read, or none of the commits is one of
-            stream_merge.
+        StatusError: There is no such table, it is not a Delta table, it cannot be read, or stream_merge made none of
+            the commits.
     """
     from stream_merge.bridge.jvm import JVM_ERRORS, translate
 
@@ -205,9 +205,9 @@ def _history_rows(spark: SparkSession, table: str, limit: int) -> list[dict[str,
 
 
 def _recorded_batches(table: Table, versions: Sequence[int]) -> list[tuple[int, str, int]]:
-    """Return version, application id and number of what SetTransactions recorded in these versions; one Spark job.
+    """Return version, application id and number of each SetTransaction in these versions, in one Spark job.
 
-    DESCRIBE HISTORY does not show them. Commits whose files do not lie in the log's folder are missing.
+    DESCRIBE HISTORY does not show them. Commits without a file in the log's folder are missing.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
@@ -224,7 +224,7 @@ def _recorded_batches(table: Table, versions: Sequence[int]) -> list[tuple[int, 
 
 
 def measure_files(adds: Iterable[Mapping[str, Any]]) -> Files:
-    """Return the sizes and numbers of rows of AddFiles as the log writes them."""
+    """Return the sizes and numbers of rows of AddFiles as in the log."""
     sizes = []
     num_physical: int | None = 0
     num_deleted = 0
@@ -244,7 +244,7 @@ def measure_files(adds: Iterable[Mapping[str, Any]]) -> Files:
 
 
 def remembered_deletes(state: str) -> RememberedDeletes:
-    """Return what the configuration of the metadata domain `stream_merge` says of the tombstones.
+    """Return the tombstones in the configuration of the metadata domain `stream_merge`.
 
     Raises:
         ConfigurationChangedError: A newer version of this library wrote it.

@@ -15,11 +15,11 @@ from stream_merge.cli.show.commits import Window
 from stream_merge.cli.show.status import Status
 
 _WIDE = 116
-"""From this width on there is room for two panels beside each other, and for more columns."""
+"""From this width on there is room for two panels side by side and for more columns."""
 
 _NUM_COMMITS = 10
 _MANY_DELETED = 0.2
-"""Share of deleted rows that readers notice: an OPTIMIZE is due."""
+"""Share of deleted rows that slows readers noticeably, so that an OPTIMIZE is due."""
 
 _UNKNOWN = "-"
 _LEFT_OUT = (
@@ -31,10 +31,10 @@ _LEFT_OUT = (
 
 
 def print_status(console: Console, status: Status) -> None:
-    """Print what a table tells of itself.
+    """Print the state of a table.
 
     Args:
-        console: Where to; its width decides on the layout.
+        console: The terminal; its width determines the layout.
         status: What `read_status` returned.
     """
     console.print(_head(status))
@@ -71,7 +71,7 @@ def _panel(title: str, facts: list[tuple[str, Text | str]]) -> Panel:
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
-        # As Text: what comes from the table is no markup.
+        # As Text: values from the table are not markup.
         grid.add_row(name, Text(value) if isinstance(value, str) else value)
     return Panel(grid, title=f"[bold not dim]{title}[/]", title_align="left", border_style="dim", box=box.ROUNDED)
 
@@ -209,7 +209,7 @@ def _moment(time: datetime) -> str:
 
 
 def _span(time: timedelta) -> str:
-    """Return a length of time in its two largest units."""
+    """Return a duration in its two largest units."""
     seconds = max(0.0, time.total_seconds())
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
