@@ -1,4 +1,4 @@
-"""Debezium's records, as Kafka has them, into changes that a sink can merge: types, order, deletes, missing values.
+"""Turns Debezium's Kafka records into changes that a sink can merge: types, order, deletes, missing values.
 
 ```python
 from stream_merge import debezium
@@ -6,8 +6,8 @@ from stream_merge import debezium
 changes = debezium.changes(records, columns="id BIGINT, name STRING, balance DECIMAL(12, 2)", keys=["id"])
 ```
 
-Everything is Spark's own expressions: no Python runs on the data. Only where the columns are to be learnt from the records
-(`columns=None`, `learn_columns`, `table_schema`) are the distinct schemas of the records collected.
+All decoding is done by Spark's own expressions; no Python runs on the data. Only to learn the columns from the records
+(`columns=None`, `learn_columns`, `table_schema`) are the records' distinct schemas collected.
 """
 
 from stream_merge.debezium.changes import changes

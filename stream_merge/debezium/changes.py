@@ -1,4 +1,4 @@
-"""Kafka records to changes: each step is one projection, so that what a step makes is computed once."""
+"""Turns Kafka records into changes; each step is one projection, so that its results are computed once."""
 
 from __future__ import annotations
 
@@ -49,48 +49,53 @@ def changes(
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
     timestamp_unit: Literal["ms", "us", "ns"] = "us",
 ) -> DataFrame:
-    """Return the changes in records of one table, as Debezium writes them to Kafka in JSON.
+    """Return the changes in the records of one table, as Debezium writes them to Kafka in JSON.
 
-    A change has the data columns, typed, and a struct `_change`:
+    A change has the typed data columns, and a struct `_change`:
 
     - `op`: Debezium's: r (snapshot), c, u, d, t (truncate), m (logical message).
     - `sequence`: a struct of BIGINT that orders the changes of one key; see `docs/debezium.md`.
-    - `unavailable`: names of the columns whose value did not change and was not sent. They are NULL in the row.
-    - `key_only`: whether only the key columns are to be believed (deletes).
-    - `old_key`, `new_key`: where a primary key changed: in the create the key that the row had, in the delete the one it got.
-    - `before`: the row as it was, if asked for.
-    - `topic`, `partition`, `offset`, `timestamp`: the record's.
-    - `error`: why the record can't be decoded, or NULL. Columns that can be are filled none the less.
-    - `raw`: where there is an error, or with `keep_raw` always, the text of the record's value; base64 of it if it is not UTF-8.
+    - `unavailable`: names of the columns whose values did not change and were not sent; they are NULL in the row.
+    - `key_only`: whether only the key columns are valid (deletes).
+    - `old_key`, `new_key`: if a primary key changed: in the create the row's previous key, in the delete its new one.
+    - `before`: the row before the change, on request.
+    - `topic`, `partition`, `offset`, `timestamp`: those of the record.
+    - `error`: why the record cannot be decoded, or NULL. Columns that can be decoded are still filled.
+    - `raw`: the text of the record's value, base64 if it is not UTF-8; only if there is an error, or always with
+      `keep_raw`.
 
     Args:
-        records: What Spark's Kafka source gives, `headers` with `includeHeaders=true`. Without headers, changes of primary
-            keys are not noticed. Persist the changes before they are filtered or read twice: Spark would parse again.
-        columns: The columns of the table: DDL, a schema, or a type or `Field` for each name. None learns them from the schema
-            part of the records, which reads the records; in a stream give what `learn_columns` returns.
-        keys: The key columns, taken from the record's key. An empty list is a table without a key; None learns
-            them with the columns.
-        format: Whether the messages are envelopes or flattened by ExtractNewRecordState; detected record by record by default.
+        records: The rows of Spark's Kafka source, with `headers` (`includeHeaders=true`). Without headers, changes of
+            primary keys go unnoticed. Persist the changes before you filter them or read them twice; otherwise Spark
+            parses them again.
+        columns: The columns of the table: DDL, a schema, or a type or `Field` for each name. None learns them from the
+            schema part of the records, which reads the records; in a stream, pass the result of `learn_columns`.
+        keys: The key columns, taken from the record's key. An empty list means a table without a key; None learns them
+            with the columns.
+        format: Whether the messages are envelopes or flattened by ExtractNewRecordState; detected record by record by
+            default.
         placeholder: The connector's `unavailable.value.placeholder`.
         meta_prefix: Prefix of the fields and headers that the flattening adds.
         keep_tombstones: Whether records without a value are deletes, as with the default of ExtractNewRecordState
-            (`delete.tombstone.handling.mode=tombstone`). By default they are left out, since after envelopes they follow
-            deletes for Kafka's sake alone.
-        keep_messages: Whether logical messages (op m), which change no row, are kept.
-        keep_raw: Whether every change has the text of its record in `_change.raw`: a quarantine then has it of rows, too, that
-            can be decoded and fail a cast or an expectation. It is carried through the whole merge.
-        before: Whether `_change` has the row as it was; by default for tables without a key.
-        order: What orders the changes of a key: the source's log, or the records' offsets, which are right as long as nothing
-            is delivered again. By default the log; the offsets with `keep_tombstones`, since tombstones carry no place in the log.
-        snapshot_first: Whether rows of a snapshot rank before all changes, as they must after an initial snapshot of PostgreSQL: it
-            may carry a higher position than a change that it does not contain. False lets a later snapshot repair rows. By
-            default they do, but for those of MySQL and MariaDB, which know their place in the log.
+            (`delete.tombstone.handling.mode=tombstone`). By default they are dropped, since after envelopes they only
+            follow deletes for Kafka's log compaction.
+        keep_messages: Whether to keep logical messages (op m), which change no row.
+        keep_raw: Whether every change has the text of its record in `_change.raw`, so that the quarantine has it also
+            for rows that are decoded but fail a cast or an expectation. The text is carried through the whole merge.
+        before: Whether `_change` has the row before the change; by default for tables without a key.
+        order: What orders the changes of a key: "source", the source's log, or "offset", the records' offsets, which
+            are correct as long as nothing is delivered again. The default is the log, or the offsets with
+            `keep_tombstones`, since tombstones have no position in the log.
+        snapshot_first: Whether rows of a snapshot rank before all changes. After an initial snapshot of PostgreSQL they
+            must: it may carry a higher position than a change that it does not contain. False lets a later snapshot
+            repair rows. By default they rank first, except for MySQL and MariaDB, whose snapshots know their position
+            in the log.
         decimals: The connector's `decimal.handling.mode`, for columns without a semantic type.
-        binary: The connector's `binary.handling.mode`; "base64" is "bytes" too.
+        binary: The connector's `binary.handling.mode`; "base64" also stands for "bytes".
         timestamp_unit: Unit of timestamps that are integers and have no semantic type.
 
     Raises:
-        ConfigError: The columns, the keys or the records do not go together.
+        ConfigError: The columns, the keys and the records contradict each other.
     """
     _check_records(records)
     spellings: Sequence[Spelling] = ()
@@ -105,8 +110,8 @@ def changes(
         keys = columns.keys if keys is None else keys
         if columns.num_unmarked_deletes and not keep_tombstones:
             logger.warning(
-                "%d records of %s have no value, and are left out: beside flattened events without __deleted they are the deletes "
-                "(keep_tombstones=True makes deletes of them)",
+                "%d records of %s have no value and are dropped: with flattened events that have no __deleted, they "
+                "are the deletes; set keep_tombstones=True to keep them",
                 columns.num_unmarked_deletes,
                 columns.topic,
             )
@@ -133,16 +138,18 @@ def changes(
 def _check_records(records: DataFrame) -> None:
     missing = [name for name in ("key", "value", "topic", "partition", "offset") if name not in records.columns]
     if missing:
-        raise ConfigError([f"records have no column {name!r}; Spark's Kafka source gives it" for name in missing])
+        raise ConfigError(
+            [f"records have no column {name!r}; pass the rows of Spark's Kafka source" for name in missing]
+        )
 
 
 def _check_keys(fields: Mapping[str, Field], keys: Sequence[str] | None) -> tuple[str, ...]:
     if keys is None:
-        raise ConfigError(["keys are not given; keys=[] says that the table has none"])
+        raise ConfigError(["keys are not given; name them, or set keys=[] for a table without a key"])
     names = (keys,) if isinstance(keys, str) else tuple(keys)
     faults = [f"key {name!r} is not among the columns {', '.join(fields)}" for name in names if name not in fields]
     if any(name.lower() == CHANGE_COL for name in fields):
-        faults.append(f"a column is called {CHANGE_COL!r}, which is the name of the struct that describes a change")
+        faults.append(f"a column is called {CHANGE_COL!r}, the name of the struct that describes a change; rename it")
     if faults:
         raise ConfigError(faults)
     return names
@@ -162,15 +169,15 @@ def _check_options(settings: Settings) -> None:
         if given not in allowed
     ]
     if settings.keep_tombstones and not settings.keys:
-        faults.append("keep_tombstones needs keys: a tombstone has nothing else")
+        faults.append("keep_tombstones needs keys, since a tombstone has only a key")
     if faults:
         raise ConfigError(faults)
 
 
 def _decode_each(records: DataFrame, settings: Settings, spellings: Sequence[Spelling]) -> DataFrame:
-    """Decode the records of each schema as they spell the values.
+    """Decode the records of each schema by its spelling of the values.
 
-    Those without a schema are tombstones, or bad. Of a schema that was not learnt nobody knows the scale of a decimal.
+    Records without a schema are tombstones, or malformed. For an unknown schema, the scale of a decimal is unknown too.
     """
     *older, newest = spellings
     settings = replace(settings, schemas=tuple(schema for spelling in spellings for schema in spelling.schemas))
@@ -234,7 +241,7 @@ def _decode_records(records: DataFrame, settings: Settings) -> DataFrame:
 
 
 def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
-    """Return key and value as text; leave out the records that change nothing."""
+    """Return key and value as text; drop the records that change nothing."""
     has_headers = "headers" in records.columns
     timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp")
     is_binary = isinstance(records.schema["value"].dataType, T.BinaryType)
@@ -265,8 +272,8 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
     )
     conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]
     if not settings.keep_messages and settings.layout != "flattened":
-        # On the text, since Spark would move a condition on the parsed message to before the parsing, and parse twice.
-        # A flattened row may have a column `op`, and others of these names; it has no object `message` with a prefix.
+        # A condition on the text: Spark would move one on the parsed message before the parsing, and parse twice. A
+        # flattened row may have a column `op` and others of these names, but no object `message` with a prefix.
         conditions.append(
             """NOT coalesce(contains(value, '"m"') AND value RLIKE '"op" *: *"m"'
             AND coalesce(get_json_object(value, '$.op'), get_json_object(value, '$.payload.op')) = 'm'
@@ -287,7 +294,7 @@ def _key_sql(parsed: ParsedJson, name: str) -> str:
 
 
 def _is_malformed(json: str, parsed: str, *, or_null: bool = True) -> str:
-    # Spark reads the first JSON and ignores what follows it.
+    # Spark reads the first JSON value and ignores the rest.
     is_object = f"(endswith({json}, '}}') OR endswith(trim(TRAILING {JSON_SPACE} FROM {json}), '}}'))"
     bad = f"{parsed} IS NULL OR {parsed}.corrupt IS NOT NULL OR NOT {is_object}"
     return f"coalesce({bad}, true)" if or_null else f"coalesce({json} IS NOT NULL AND ({bad}), false)"

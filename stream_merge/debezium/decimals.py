@@ -1,4 +1,4 @@
-"""Decimals: base64 of the unscaled integer's bytes, the same with a scale of its own, or text."""
+"""Decodes decimals: base64 of the unscaled integer, the same with its own scale, or text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MAX_DIGITS = 38
 
 
 def decimal_text(raw: str, field: Field, *, decimals: str) -> str:
-    """Return SQL for the number as plain text, or NULL where the value is none.
+    """Return SQL for the number as plain text; NULL if the value is not a number.
 
     Args:
         raw: SQL for the value's text.
         field: The column.
-        decimals: The connector's `decimal.handling.mode`, for columns whose semantic type is not known.
+        decimals: The connector's `decimal.handling.mode`, for columns without a known semantic type.
     """
     if field.kind == "VariableScaleDecimal":
         return _variable(raw)
@@ -35,11 +35,11 @@ def decimal_text(raw: str, field: Field, *, decimals: str) -> str:
 
 
 def decimal(raw: str, field: Field, data_type: T.DecimalType, *, decimals: str) -> str:
-    """Return SQL for the value as DECIMAL, or NULL where it has more digits than the type, before or after the point."""
+    """Return SQL for the value as DECIMAL; NULL if it has more digits than the type, before or after the point."""
     cast = data_type.simpleString()
 
     def fitting(number: str) -> str:
-        # A cast would round. In the wider type no digit of a number with an exponent is lost either.
+        # A cast would round. The widest type also keeps all digits of a number with an exponent.
         wide = f"DECIMAL({_MAX_DIGITS}, {_MAX_DIGITS - data_type.precision + data_type.scale})"
         fraction = f"length(regexp_extract({number}, '[.]([0-9]*?)0*$', 1))"
         return (
@@ -79,11 +79,12 @@ def _variable(raw: str) -> str:
 
 
 def _plain(unscaled: str, scale: str) -> str:
-    """Return SQL for an integer's text with the point put in."""
+    """Return SQL for an integer's text with the decimal point inserted."""
 
     def point(number: str) -> str:
         sign = f"IF({number} LIKE '-%', '-', '')"
-        digits = f"lpad(trim(LEADING '-' FROM {number}), greatest(length(trim(LEADING '-' FROM {number})), {scale} + 1), '0')"
+        unsigned = f"trim(LEADING '-' FROM {number})"
+        digits = f"lpad({unsigned}, greatest(length({unsigned}), {scale} + 1), '0')"
         whole = f"IF({number} = '0', '0', concat({number}, repeat('0', -({scale}))))"
         fraction = f"concat({sign}, left({digits}, length({digits}) - {scale}), '.', right({digits}, {scale}))"
         return f"CASE WHEN {scale} > 0 THEN {fraction} WHEN {scale} <= 0 THEN {whole} END"
@@ -99,7 +100,7 @@ def _unscaled(base64: str) -> str:
         wide = f"lpad({digits}, 32, {sign})"
         high = f"CAST(conv(left({wide}, 16), 16, -10) AS DECIMAL(20))"
         low = f"CAST(conv(right({wide}, 16), 16, 10) AS DECIMAL(20))"
-        # 31 digits in hexadecimal have no more than 38 in decimal.
+        # 31 hexadecimal digits have at most 38 decimal digits.
         return (
             f"CASE WHEN {digits} = '' THEN NULL "
             f"WHEN length({digits}) <= 16 THEN conv(lpad({digits}, 16, {sign}), 16, -10) "
@@ -112,10 +113,10 @@ def _unscaled(base64: str) -> str:
 
 
 def _long_unscaled(digits: str) -> str:
-    """Return SQL for the text of an integer that no number of Spark holds.
+    """Return SQL for the text of an integer that is too large for Spark's numeric types.
 
-    Its bytes are taken in, the most significant first, into an array of limbs of nine decimal digits, the least significant
-    first. A negative integer is one less than the negation of its complement.
+    It processes the bytes, the most significant first, into an array of limbs of nine decimal digits, the least
+    significant first. A negative integer is the negation of its complement, minus one.
     """
     limbs, byte, position = lambda_name(), lambda_name(), lambda_name()
     start = f"substring({digits}, 2 * {position} + 1, 2)"

@@ -1,4 +1,4 @@
-"""The shape of the messages: envelopes and flattened events, with and without the schema part."""
+"""Parses messages: envelopes and flattened events, with and without the schema part."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ POSITION_FIELDS = (
     "ssn",
     "snapshot",
 )
-"""What tells where in the source's log a change stands; fields of `source`."""
+"""Fields of `source` that hold a change's position in the source's log."""
 
 DELETED = "__deleted"
-"""The field in which ExtractNewRecordState marks deletes; `add.fields.prefix` does not go before it."""
+"""The field in which ExtractNewRecordState marks deletes; `add.fields.prefix` does not apply to it."""
 
 _ENVELOPE_FIELDS = ("before", "after", "source", "transaction")
 _CORRUPT = "corrupt"
@@ -35,10 +35,11 @@ _CORRUPT = "corrupt"
 
 @dataclass(frozen=True, slots=True)
 class ParsedJson:
-    """JSON under positions in place of names, which may hold anything and may differ in case alone.
+    """JSON with positions in place of names, since names may contain anything and may differ only in case.
 
     Attributes:
-        struct: The parsed JSON: fields f0, f1, ... of the names; `payload` with the same; `corrupt`, the text if it is bad.
+        struct: The parsed JSON: fields f0, f1, ... for the names; `payload` with the same fields; `corrupt`, the text
+            if it is malformed.
         names: The names, in the order of their positions.
     """
 
@@ -46,22 +47,22 @@ class ParsedJson:
     names: tuple[str, ...]
 
     def body(self, parsed: str) -> str:
-        """Return SQL for the struct of the positions, whether or not a schema part is around it."""
+        """Return SQL for the struct of the positions, with or without a schema part around it."""
         fields = ", ".join(f"'f{position}', {parsed}.f{position}" for position in range(len(self.names)))
         plain = f"named_struct({fields})"
         return f"CASE WHEN {parsed}.payload IS NOT NULL THEN {parsed}.payload ELSE {plain} END"
 
     def path(self, body: str, name: str) -> str:
-        """Return SQL for the field of this name."""
+        """Return SQL for the field with this name."""
         return f"{body}.f{self.names.index(name)}"
 
 
 def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[str, str] | None = None) -> ParsedJson:
-    """Parse JSON of these fields, wrapped in "payload" or not, in one pass.
+    """Parse JSON with these fields, wrapped in "payload" or not, in one pass.
 
-    Values are taken as text, of arrays and objects their JSON: a value of another type than expected then fails alone, and not the
-    whole record. Where a field is called "payload", only a schema of Kafka Connect's beside it makes it the wrapping. `leniency`
-    are Spark's options for what is no JSON in the strict sense.
+    Values are read as text, arrays and objects as their JSON, so that an unexpected type fails only its value and not
+    the whole record. If a field is called "payload", it is the wrapper only beside a schema of Kafka Connect.
+    `leniency` are Spark's options for JSON that is not strictly valid.
     """
     body = T.StructType([T.StructField(name, data_type) for name, data_type in fields.items()])
     corrupt = next(name for name in _unused_names(fields) if name not in fields)
@@ -84,9 +85,10 @@ def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[st
 def message_fields(
     columns: Collection[str], layout: str | None, *, with_before: bool, meta_prefix: str
 ) -> dict[str, T.DataType]:
-    """Return the fields of a message: of an envelope, of a flattened event, or of both if the layout is to be detected.
+    """Return the fields of a message: of an envelope, of a flattened event, or of both if the layout is detected.
 
-    Where a column has the name of one of the envelope's structs, both can't be had at once; then it is the envelope.
+    If a column has the name of one of the envelope's structs, both cannot be parsed at once; the message is then an
+    envelope.
     """
     image = T.StructType([T.StructField(name, T.StringType()) for name in columns])
     fields: dict[str, T.DataType] = {}
@@ -104,7 +106,7 @@ def message_fields(
 
 
 def meta_names(prefix: str) -> list[str]:
-    """Return the names under which ExtractNewRecordState's `add.fields` puts what this module reads."""
+    """Return the names under which ExtractNewRecordState's `add.fields` adds the fields that this module reads."""
     names = [f"{prefix}op", *_deleted_names(prefix)]
     names += [f"{prefix}{part}{name}" for name in POSITION_FIELDS for part in ("", "source_")]
     return [*names, f"{prefix}transaction_total_order"]
@@ -140,7 +142,7 @@ class Message:
     has_headers: bool
 
     def meta_headers_sql(self) -> str:
-        """Return SQL for what the flattening has put into headers: an array in the order of `meta_names`, NULL of an envelope."""
+        """Return SQL for the flattening's headers, an array in the order of `meta_names`; NULL for an envelope."""
         if not (self.has_headers and self._has_flattened):
             return "CAST(NULL AS ARRAY<STRING>)"
         name = lambda_name()
@@ -161,7 +163,7 @@ class Message:
         return f"CASE WHEN {is_envelope} THEN 'envelope' WHEN {is_flattened} THEN 'flattened' END"
 
     def op_sql(self) -> str:
-        """Return SQL for Debezium's op; a flattened event without one is an upsert, or a delete if it says so."""
+        """Return SQL for Debezium's op; a flattened event without one is an upsert, or a delete if marked as one."""
         deleted = f"CASE WHEN {first_known(self._deleted)} = 'true' THEN 'd' ELSE 'u' END"
         return self._by_layout(
             self._field("op") if self._has_envelope else "NULL", first_known([*self._meta("op"), deleted])
@@ -180,14 +182,14 @@ class Message:
         return f"CAST({self._by_layout(image or 'NULL', texts)} AS STRUCT<{types}>)"
 
     def position_sql(self) -> str:
-        """Return SQL for a struct of the fields that tell a change's place in the source's log, as text."""
+        """Return SQL for a struct of the fields that hold a change's position in the source's log, as text."""
         of_envelope, of_flattened = {}, {}
         for position, name in enumerate(POSITION_FIELDS):
             of_envelope[name] = f"{self._field('source')}.f{position}" if self._has_envelope else "NULL"
             of_flattened[name] = first_known(self._meta(name))
         of_envelope["total_order"] = f"{self._field('transaction')}.f0" if self._has_envelope else "NULL"
         of_flattened["total_order"] = first_known(self._meta("transaction_total_order"))
-        # One condition, not one for each of the fields: the code is generated for each micro-batch.
+        # One condition instead of one for each field, since code is generated for each micro-batch.
         return self._by_layout(
             *(
                 f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in fields.items())})"
@@ -237,11 +239,12 @@ class Message:
 def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     """Return SQL for the struct that orders the changes of one key, over `op`, `position` and `offset`.
 
-    `phase` is 0 for rows of a snapshot that rank before all changes, and 1 for all else; `position`, `part` and `event` are
-    the place in the source's log: PostgreSQL lsn of the last commit before the change, its own lsn, order in the transaction;
-    MySQL number of the binlog file, position, row; SQL Server and Db2 the two halves of the change's lsn and the number of
-    the event; Oracle scn, 0, ssn; else the record's offset. `half` puts a delete before a create, which have all else in
-    common where a primary key changes.
+    `phase` is 0 for rows of a snapshot that rank before all changes, else 1. `position`, `part` and `event` are the
+    position in the source's log: for PostgreSQL the lsn of the last commit before the change, the change's own lsn, and
+    its order in the transaction; for MySQL the number of the binlog file, position and row; for SQL Server and Db2 the
+    two halves of the change's lsn and the number of the event; for Oracle scn, 0 and ssn; otherwise the record's
+    offset. `half` puts a delete before a create that has everything else in common with it, as when a primary key
+    changes.
     """
     number = "coalesce(try_cast({} AS BIGINT), 0L)".format
     half = "IF(op = 'd', 0L, 1L)"
@@ -251,10 +254,10 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     parts = f"split({lsn}, ':')"
     high = f"try_cast(conv(concat(get({parts}, 0), get({parts}, 1)), 16, 10) AS BIGINT)"
     low = f"try_cast(conv(get({parts}, 2), 16, 10) AS BIGINT)"
-    # PostgreSQL's log has changes in the order in which they were made; a reader of it gets them in that of their commits, and it
-    # is this one that counts: a row is written before it waits for the transaction that deletes the other one of its key.
-    # `source.sequence` tells it: the lsn of the last commit before the change, and its own. The first changes of a connector
-    # have no commit before them; their own lsn is lower than that of any commit after them.
+    # PostgreSQL's log has changes in the order in which they were made, but a reader gets them in the order of their
+    # commits. The latter counts: a row is written before it waits for the transaction that deletes the other row of its
+    # key. `source.sequence` has both: the lsn of the last commit before the change, and its own. The first changes of a
+    # connector have no commit before them; their own lsn is lower than that of any later commit.
     own_lsn = "try_cast(position.lsn AS BIGINT)"
     last_commit = """try_cast(regexp_extract(position.sequence, '^[^"n]*"([0-9]+)"', 1) AS BIGINT)"""
     commit_lsn = f"IF({own_lsn} IS NULL, NULL, coalesce({last_commit}, {own_lsn}))"
@@ -264,8 +267,9 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_in_commit}, 0L)"
     event = number("coalesce(position.row, position.event_serial_no, position.ssn, position.total_order)")
     is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
-    # MySQL's log stands still while a snapshot learns its position, so that this is the row's place among the changes. A
-    # connector that is killed before it has committed any offset begins anew with a snapshot, newer than some changes.
+    # MySQL's log stands still while a snapshot reads its position, so this is the row's place among the changes. A
+    # connector that is killed before it has committed any offset starts again with a snapshot, which is newer than some
+    # changes.
     is_first = is_snapshot if snapshot_first else f"{is_snapshot} AND {file_number} IS NULL"
     phase = "1L" if snapshot_first is False else f"IF({is_first}, 0L, 1L)"
     return (

@@ -1,4 +1,4 @@
-"""The columns of the changes: the types that the lake wants, and how Debezium spells their values."""
+"""Describes the columns of the changes: their types in the lake, and how Debezium encodes their values."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ SEMANTICS = frozenset(
         "Geography",
     )
 )
-"""Last parts of the names that Debezium and Kafka Connect give to types; no two types share one and differ in meaning."""
+"""Last parts of Debezium's and Kafka Connect's type names; types that share one have the same meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column: its type in the lake, and what the message alone does not tell of its values.
+    """A column: its type in the lake, and what the message alone does not tell about its values.
 
     Attributes:
         type: Spark's type, or its DDL.
-        semantic: Debezium's or Kafka Connect's name of the type ("io.debezium.time.Timestamp", or its last part). Without
-            one, the values are read as Debezium's defaults for PostgreSQL write them. It holds for the elements of an
-            array and the values of a map too.
+        semantic: Debezium's or Kafka Connect's name of the type ("io.debezium.time.Timestamp", or its last part).
+            Without one, values are read as Debezium writes them for PostgreSQL by default. It also applies to the
+            elements of an array and the values of a map.
         scale: Digits after the point of a decimal that is sent as bytes; the type's own by default.
         length: Number of bits of a bit string.
-        default: The value of rows that were there when the column was added (ADD COLUMN ... DEFAULT sends no changes).
-            It replaces NULL and absence alike, so it is for columns that are NOT NULL.
-        default_as_sent: The same as a message would send it: text, or the JSON of any other value. `learn_columns` takes it
-            from the schema part, for the records of before the column was added.
-        element: The elements of an array, or the values of a map, where they differ from this field's description.
-        fields: The fields of a struct, by name, where the types alone do not describe them.
+        default: The value of rows that existed when the column was added (ADD COLUMN ... DEFAULT sends no changes). It
+            replaces both NULL and a missing value, so it is for NOT NULL columns.
+        default_as_sent: The default as a message would send it: text, or the JSON of any other value. `learn_columns`
+            takes it from the schema part, for records from before the column was added.
+        element: The elements of an array, or the values of a map, if this field does not describe them.
+        fields: The fields of a struct, by name, if their types do not describe them.
     """
 
     type: str | T.DataType
@@ -76,7 +76,7 @@ class Field:
 
     @property
     def data_type(self) -> T.DataType:
-        """Spark's type; text is text, whatever its length."""
+        """Spark's type; CHAR and VARCHAR are STRING."""
         parsed = _parse_type(self.type) if isinstance(self.type, str) else self.type
         return T.StringType() if isinstance(parsed, (T.CharType, T.VarcharType)) else parsed
 
@@ -101,13 +101,13 @@ Columns: TypeAlias = "str | T.StructType | Mapping[str, str | T.DataType | Field
 
 
 def resolve_columns(columns: Columns) -> dict[str, Field]:
-    """Return the columns in order, each as a `Field` with a type of Spark.
+    """Return the columns in order, each as a `Field` with a Spark type.
 
     Raises:
-        ConfigError: There are none, or one is not described rightly.
+        ConfigError: There are no columns, or one is described incorrectly.
     """
     schema = _parse_ddl(columns) if isinstance(columns, str) else columns
-    # Of a table that a sink has merged into: the source does not send what the sink keeps there.
+    # The schema of a table that a sink merges into has the sink's columns, which the source does not send.
     given = (
         {field.name: field.dataType for field in schema if not is_own(field.name)}
         if isinstance(schema, T.StructType)
@@ -115,7 +115,7 @@ def resolve_columns(columns: Columns) -> dict[str, Field]:
     )
     fields = {name: field if isinstance(field, Field) else Field(field) for name, field in given.items()}
     fields = {name: replace(field, type=field.data_type) for name, field in fields.items()}
-    faults = [] if fields else ["columns names no column"]
+    faults = [] if fields else ["columns is empty; name at least one"]
     for name, field in fields.items():
         faults += [f"column {name!r}: {fault}" for fault in _find_faults(field)]
     if faults:
@@ -126,17 +126,18 @@ def resolve_columns(columns: Columns) -> dict[str, Field]:
 def table_fields(
     schema: T.StructType, *, settings: Mapping[str, Field] | None = None, except_columns: Collection[str] = ()
 ) -> dict[str, Field]:
-    """Return the columns of an existing table, to be given as `columns`, without those that a sink has added to it.
+    """Return the columns of an existing table for `columns`, without those that a sink has added.
 
     Args:
         schema: The table's schema: `spark.table(...).schema`.
-        settings: The columns whose type does not tell all.
+        settings: The columns whose types do not say everything.
         except_columns: Columns of the table that the source does not send.
     """
     given = dict(settings or {})
     unknown = [name for name in (*given, *except_columns) if name not in schema.fieldNames()]
     if unknown:
-        raise ConfigError([f"the table has no column {name!r}" for name in unknown])
+        columns = ", ".join(schema.fieldNames())
+        raise ConfigError([f"the table has no column {name!r}; it has {columns}" for name in unknown])
     return resolve_columns(
         {
             field.name: given.get(field.name, Field(field.dataType))
@@ -147,14 +148,14 @@ def table_fields(
 
 
 def is_own(name: str) -> bool:
-    """Return whether a column of a table is one that a sink has added."""
+    """Return whether a sink has added a column to its table."""
     return name.lower().startswith(RESERVED_PREFIX)
 
 
 def _parse_ddl(text: str) -> T.StructType:
     schema = T.StructType.fromDDL(text)
     if not isinstance(schema, T.StructType):
-        raise ConfigError([f"{text!r} is no list of columns"])
+        raise ConfigError([f"{text!r} is not a list of columns; write them as DDL: id BIGINT, name STRING"])
     return schema
 
 
@@ -167,7 +168,7 @@ def _find_faults(field: Field) -> list[str]:
     if field.kind is not None and field.kind not in SEMANTICS:
         faults.append(f"semantic type {field.semantic!r} is unknown; known are {', '.join(sorted(SEMANTICS))}")
     if field.scale is not None and not 0 <= field.scale <= 1000:
-        faults.append(f"scale {field.scale} is out of range")
+        faults.append(f"scale {field.scale} is not between 0 and 1000")
     if isinstance(field.data_type, T.MapType) and not isinstance(field.data_type.keyType, T.StringType):
-        faults.append("the keys of a map in JSON are text; make it MAP<STRING, ...>")
+        faults.append("the keys of a map in JSON are text; use MAP<STRING, ...>")
     return faults

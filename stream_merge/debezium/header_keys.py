@@ -1,8 +1,8 @@
-"""A row's other key, which Debezium puts into a header when a primary key changes: the key that it had, or that it got.
+"""Decodes a row's old or new key, which Debezium puts into a header when a primary key changes.
 
-Kafka Connect's own converter for headers (SimpleHeaderConverter) writes JSON, but not that of the record's key: decimals are digits
-where the key has base64, and control characters are not escaped. JsonConverter, which may be set for headers, writes them as in the
-key.
+Kafka Connect's default converter for headers (SimpleHeaderConverter) writes JSON that differs from the record's key:
+decimals are digits where the key has base64, and control characters are not escaped. JsonConverter, which may be
+configured for headers, writes them as in the key.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from stream_merge.debezium.spelling import let, text
 from stream_merge.debezium.values import Handling, decode
 
 PARSE_OPTIONS = {"allowUnquotedControlChars": "true"}
-"""Spark's options for the JSON in the headers."""
+"""Spark's options for the JSON in headers."""
 
 _MARK = "="
-"""What stands before a number of digits; no base64 begins with it."""
+"""Precedes a number of digits; no base64 begins with it."""
 
 
 def mark_digits(header: str, fields: Iterable[tuple[str, Field]], handling: Handling) -> str:
-    """Return SQL for the header's JSON, in which digits that stand for a decimal are text with a mark before it.
+    """Return SQL for the header's JSON with a mark before digits that represent a decimal.
 
-    As text since Spark would make doubles of them, and marked since digits may be base64, too.
+    They become text, since Spark would turn them into doubles; the mark distinguishes them from base64, which may
+    consist of digits.
 
     Args:
         header: SQL for the header's text.
@@ -39,7 +40,7 @@ def mark_digits(header: str, fields: Iterable[tuple[str, Field]], handling: Hand
     names = [re.escape(json.dumps(name, ensure_ascii=False)) for name, field in fields if _is_decimal(field, handling)]
     if not names:
         return header
-    # Within text every quote has a backslash before it, so that this is found nowhere but where a name stands.
+    # Inside text every quote is escaped, so this matches only at names.
     digits = rf"([{{,]\s*(?:{'|'.join(names)})\s*:\s*)(-?[0-9][0-9.eE+-]*)"
     marked = f'$1"{_MARK}$2"'
     return f"regexp_replace({header}, {text(digits)}, {text(marked)})"
@@ -49,7 +50,7 @@ def decode_key(raw: str, field: Field, handling: Handling) -> str:
     """Return SQL for a value of a key in a header, in the field's type.
 
     Args:
-        raw: SQL for the value's text, of what `mark_digits` gives.
+        raw: SQL for the value's text, in the result of `mark_digits`.
         field: The key column.
         handling: The connector's settings.
     """
@@ -62,7 +63,7 @@ def decode_key(raw: str, field: Field, handling: Handling) -> str:
 
 
 def unmarked(raw: str) -> str:
-    """Return SQL for a value's text as the header has it."""
+    """Return SQL for a value's text without the mark, as in the header."""
     return f"trim(LEADING '{_MARK}' FROM {raw})"
 
 

@@ -1,4 +1,4 @@
-"""The images of a row to typed columns, and what there is to say of the change."""
+"""Decodes the images of a row into typed columns, and describes the change."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from stream_merge.debezium.spelling import text
 from stream_merge.debezium.unavailable import is_unavailable
 from stream_merge.debezium.values import decode
 
-_UNLEARNT = (
-    "the record's schema was not learnt: for each batch give changes() what learn_columns(records, known=...) returns"
-)
+_UNLEARNT = "the record's schema was not learnt: for each batch, pass to changes() what learn_columns(records, known=...) returns"
 
 
 def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
-    """Return the frame with the texts of each column, then with its values.
+    """Add the texts of each column to the frame, then its values.
 
-    t0, v0: of the row, as it is after the change. b0, bv0: before it. old0, oldv0, new0, newv0: of the other key. u0: whether the
-    row's value was not sent.
+    t0, v0: of the row after the change. b0, bv0: before it. old0, oldv0, new0, newv0: of the old and the new key. u0:
+    whether the row's value was not sent.
     """
     keys = settings.key_positions
     texts: dict[str, str] = {}
@@ -51,7 +49,7 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
                 values[f"{other}v{position}"] = decode_key(f"{other}{position}", field, settings.handling)
         else:
             if settings.is_by_contents:
-                # REPLICA IDENTITY FULL sends all of the row as it was.
+                # REPLICA IDENTITY FULL sends the whole row before the change.
                 was = is_unavailable(f"({of_row})", field, settings.placeholder)
                 of_row = f"CASE WHEN {was} AND before IS NOT NULL THEN before.f{position} ELSE {of_row} END"
             texts[f"t{position}"] = of_row
@@ -77,7 +75,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
             was_there = F.expr(f"t{position} IS NULL AND op IN ('r', 'c', 'u')")
             value = F.when(was_there, default).otherwise(value)
             if settings.is_by_contents:
-                # It has to be what the row was inserted with.
+                # It must be the value with which the row was inserted.
                 was = F.when(F.col(f"b{position}").isNull(), default).otherwise(was)
         data.append(value.alias(name))
         old.append(was.alias(name))
@@ -94,7 +92,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
     if settings.before:
         parts["before"] = F.when(F.col("before").isNotNull(), F.struct(*old))
     parts |= {name: F.col(name) for name in ("topic", "partition", "offset", "timestamp")}
-    # A column of its own, or Spark would find the error out twice.
+    # A column of its own; otherwise Spark would compute the error twice.
     frame = frame.withColumn("error", F.expr(_error_sql(settings)))
     parts["error"] = F.col("error")
     raw = "CASE WHEN is_no_text THEN base64(CAST(value AS BINARY)) ELSE value END"
@@ -104,7 +102,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
 
 
 def _error_sql(settings: Settings) -> str:
-    """Return SQL for what is wrong with a record: with the message as a whole, else with each of its values."""
+    """Return SQL for the faults of a record: of the whole message, else of each of its values."""
     names, keys = settings.names, settings.key_positions
     ops = "'r', 'c', 'u', 'd', 't'" + (", 'm'" if settings.keep_messages else "")
     faults = [
@@ -113,7 +111,7 @@ def _error_sql(settings: Settings) -> str:
         ("is_unlearnt", text(_UNLEARNT)),
         (
             "NOT is_tombstone AND layout IS NULL",
-            "concat('neither an envelope nor a flattened event (format= says which it is): ', left(value, 80))",
+            "concat('neither an envelope nor a flattened event (set format=): ', left(value, 80))",
         ),
         (f"op IS NULL OR op NOT IN ({ops})", "concat('unknown op: ', coalesce(op, 'NULL'))"),
         ("is_key_malformed", "concat('the key is not the JSON of a key: ', left(key_text, 80))") if keys else None,
@@ -128,7 +126,8 @@ def _error_sql(settings: Settings) -> str:
     ]
     whole = " ".join(f"WHEN {condition} THEN {reason}" for condition, reason in filter(None, faults))
     parts = [
-        f"CASE WHEN op IN ('r', 'c', 'u', 'd') AND t{position} IS NULL THEN {text(f'key column {names[position]} is missing')} END"
+        f"CASE WHEN op IN ('r', 'c', 'u', 'd') AND t{position} IS NULL "
+        f"THEN {text(f'key column {names[position]} is missing')} END"
         for position in keys
     ]
     columns = [(p, f"t{p}", f"v{p}", f"NOT u{p}" if p not in keys else "true", name) for p, name in enumerate(names)]
@@ -136,22 +135,22 @@ def _error_sql(settings: Settings) -> str:
     if settings.before:
         columns += [(p, f"b{p}", f"bv{p}", f"NOT bu{p}", f"before's {name}") for p, name in enumerate(names)]
     if settings.is_by_contents:
-        # All of them.
+        # The contents need every column.
         unsent = [(f"u{p}", name) for p, name in enumerate(names)]
         unsent += [(f"bu{p}", f"before's {name}") for p, name in enumerate(names)]
         parts += [f"CASE WHEN {flag} THEN {text(f'{name} was not sent')} END" for flag, name in unsent]
     types = [field.data_type.simpleString() for field in settings.fields.values()]
     for position, raw, value, condition, name in columns:
         is_misfit = f"{raw} IS NOT NULL AND {value} IS NULL AND {condition}"
-        reason = text(f"{name} is no {types[position]}: ")
+        reason = text(f"{name} is not a valid {types[position]}: ")
         sent = unmarked(raw) if raw.startswith(("old", "new")) else raw
         parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80)) END")
     return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"
 
 
 def _keyless_update(keys: Sequence[str]) -> str:
-    # What the row's key was is not in the row.
+    # The row does not contain its previous key.
     return (
-        f"the record has no key, so that an update of {', '.join(keys)} would leave the old row: let the connector send it "
-        "(message.key.columns), or take the table as one without a key (keys=[])"
+        f"the record has no key, so an update of {', '.join(keys)} would keep the old row: let the connector send the "
+        "key (message.key.columns), or treat the table as one without a key (keys=[])"
     )

@@ -1,4 +1,4 @@
-"""Columns from the schema part that Kafka Connect's JsonConverter puts into messages (schemas.enable=true)."""
+"""Learns columns from the schema part that Kafka Connect's JsonConverter puts into messages (schemas.enable=true)."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ _SEMANTIC: dict[str, T.DataType] = {
     "NanoTimestamp": T.TimestampNTZType(),
     "IsoTimestamp": T.TimestampNTZType(),
     "ZonedTimestamp": T.TimestampType(),
-    # Delta tables have no type for a time of day.
+    # Delta has no type for a time of day.
     "Time": T.StringType(),
     "MicroTime": T.StringType(),
     "NanoTime": T.StringType(),
-    # Its digits after the point are as many as the value has.
+    # Each value has its own number of digits after the point.
     "VariableScaleDecimal": T.StringType(),
     "Bits": T.StringType(),
 }
 _WIDENING = ("int8", "int16", "int32", "int64")
 _MAX_PRECISION = 38
 _UNLIMITED = 2**31 - 1
-NOTHING_TOLD = "no record has a value, so that none tells the columns; give them, or what learn_columns told before"
-NO_KEYS_TOLD = "no record tells the keys, since a TRUNCATE has none; give keys=, or what learn_columns told before"
+NOTHING_TOLD = "no record has a value, so the columns are unknown; give them, or an earlier result of learn_columns"
+NO_KEYS_TOLD = "no record tells the keys, since a TRUNCATE has none; give keys=, or an earlier result of learn_columns"
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How some of the records spell the values: as they do whose schema part has one of these sums."""
+    """How records whose schema part has one of these sums encode the values."""
 
     schemas: tuple[int, ...]
     fields: Mapping[str, Field]
@@ -64,11 +64,11 @@ class SentSchema:
     """The schema part of some records.
 
     Attributes:
-        sum: What `schema_sum` gives for them.
-        age: When the first of them came.
+        sum: The value of `schema_sum` for these records.
+        age: When the first of the records arrived.
         fields: Their columns.
-        defaults: Of the columns that have a default, the value as a message would send it.
-        marks_deletes: Whether a message of it can tell that it is a delete.
+        defaults: For columns with a default, the value as a message would send it.
+        marks_deletes: Whether a message with this schema can mark a delete.
     """
 
     sum: int
@@ -80,17 +80,17 @@ class SentSchema:
 
 @dataclass(frozen=True, slots=True)
 class LearntColumns:
-    """What the schema parts of the records say.
+    """The columns in the schema parts of the records.
 
     Attributes:
         fields: The columns, with types that hold the values of all records.
-        keys: The names of the key columns; None where no record tells them.
-        spellings: The same columns as records of different schemas spell them, the newest last: `numeric(8, 2)` that became
-            `numeric(12, 4)` has another scale, `timestamp(3)` that became `timestamp(6)` another unit.
-        sent: All schemas that were learnt, the oldest first.
+        keys: The names of the key columns; None if no record tells them.
+        spellings: The same columns as records of different schemas encode them, the newest last: `numeric(8, 2)` that
+            became `numeric(12, 4)` has another scale, `timestamp(3)` that became `timestamp(6)` another unit.
+        sent: All learnt schemas, the oldest first.
         topic: The topic of the records.
-        num_unmarked_deletes: How many records without a value there are, where nothing else tells of a delete: beside events
-            that are flattened and have no `__deleted`.
+        num_unmarked_deletes: Number of records without a value if nothing else marks deletes: with flattened events
+            that have no `__deleted`.
     """
 
     fields: Mapping[str, Field]
@@ -102,10 +102,10 @@ class LearntColumns:
 
 
 def schema_sum() -> str:
-    """Return SQL for a number that tells a record's schema part from others; NULL where it has none."""
+    """Return SQL for a number that identifies a record's schema part; NULL if it has none."""
     value = "CAST(value AS STRING)"
-    # JsonConverter writes the schema first. Its text ends where the payload begins, since a quote within text has a backslash
-    # before it: so it is found without parsing it, which takes longer than all else.
+    # JsonConverter writes the schema first. Its text ends where the payload begins, since quotes inside text are
+    # escaped, so it is found without parsing, which would take longer than everything else.
     begins_so = f"""startswith({value}, '{{"schema":{{')"""
     before_payload = f"""substring_index({value}, ',"payload":', 1)"""
     anywhere = f"get_json_object({value}, '$.schema')"
@@ -116,17 +116,17 @@ def schema_sum() -> str:
 
 
 def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType:
-    """Return the schema of a table for the records' columns, from their schema part; it reads the records.
+    """Return a table schema for the records' columns, from their schema part; reads the records.
 
-    Columns of all schemas in the records are there, in the order in which they came up, with the wider type of a column that was
-    widened. Key columns are NOT NULL, all others may be NULL: a delete has no values.
+    It has the columns of all schemas in the records, in the order in which they appeared, with the wider type if a
+    column was widened. Key columns are NOT NULL; all others are nullable, since a delete has no values.
 
     Args:
-        records: Records of one table, as Kafka has them.
+        records: Records of one table, as in Kafka.
         meta_prefix: Prefix of the fields that the flattening adds.
 
     Raises:
-        ConfigError: The records have no schema part, or are of several tables.
+        ConfigError: The records have no schema part, or belong to several tables.
     """
     learnt = learn_columns(records, meta_prefix=meta_prefix)
     if learnt is None:
@@ -142,25 +142,26 @@ def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType
 def learn_columns(
     records: DataFrame, known: LearntColumns | None = None, *, meta_prefix: str = "__"
 ) -> LearntColumns | None:
-    """Return columns and keys from the records' schema part, for `changes(columns=)`; it reads the records.
+    """Return columns and keys from the records' schema part, for `changes(columns=)`; reads the records.
 
-    In a stream, call it for each batch and give what it told of the batch before: a batch may have nothing but records without a
-    value, which follow deletes, or a TRUNCATE, which has no key; and it may have records of before a column was added.
+    In a stream, call it for each batch and pass the result for the previous batch: a batch may have only records
+    without a value, which follow deletes, or a TRUNCATE, which has no key; and it may have records from before a column
+    was added.
 
     Args:
-        records: Records of one table, as Kafka has them.
-        known: What was learnt before.
+        records: Records of one table, as in Kafka.
+        known: The result for the previous batch.
         meta_prefix: Prefix of the fields that the flattening adds.
 
     Returns:
-        What the records tell, and where they do not, what is known; None where nothing is, and no record has a value to decode.
+        The columns from the records, else `known`; None if neither exists and no record has a value to decode.
 
     Raises:
-        ConfigError: Records have values, but no schema part, or are of several tables.
+        ConfigError: Records have values but no schema part, or belong to several tables.
     """
     if records.isStreaming:
         raise ConfigError(
-            ["columns can't be learnt from a stream before it runs; give them, or call this in foreachBatch"]
+            ["columns cannot be learnt from a stream before it runs; give them, or call this in foreachBatch"]
         )
     rows = _read_schemas(records)
     described = [row for row in rows if row["sum"] is not None]
@@ -171,11 +172,11 @@ def learn_columns(
             raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
         return known and replace(known, num_unmarked_deletes=_num_unmarked_deletes(num_tombstones, known.sent))
     if len(topics) > 1:
-        raise ConfigError([f"the records are of several topics ({', '.join(topics)}); select one"])
+        raise ConfigError([f"the records belong to several topics ({', '.join(topics)}); select one"])
 
     new = {row["sum"]: _sent_schema(row, meta_prefix) for row in reversed(described)}
     sent = _by_age([*(known.sent if known else ()), *new.values()])
-    # Without older ones, of which no record is here: columns may have been dropped, and others of their names added.
+    # Skip schemas older than all records here: columns may have been dropped, and others added with their names.
     oldest = next(position for position, schema in enumerate(sent) if schema.sum in new)
     try:
         spellings = _spellings(sent[oldest:])
@@ -196,7 +197,7 @@ def learn_columns(
 
 
 def _read_schemas(records: DataFrame) -> list[Row]:
-    """Return the schema parts of keys and values, the oldest first, and how many records have each, or none."""
+    """Return the schema parts of keys and values, the oldest first, with their numbers of records, including none."""
     ages = [F.col(name).cast("double") for name in ("timestamp", "offset") if name in records.columns]
     schema_of = "get_json_object(CAST({} AS STRING), '$.schema')".format
     op = "get_json_object(CAST(value AS STRING), '$.payload.op')"
@@ -213,10 +214,10 @@ def _read_schemas(records: DataFrame) -> list[Row]:
             "age",
             "key_schema",
             "value_schema",
-            # What is no JSON has no schema, though it may begin as one that has.
+            # Malformed JSON has no schema, even if it begins like one.
             F.expr("CASE WHEN value_schema IS NOT NULL THEN text_sum END").alias("sum"),
             F.expr(IS_TOMBSTONE).alias("is_tombstone"),
-            # Of a table with a key too, these records have none.
+            # These records have no key even if their table has one.
             F.expr(f"key_schema IS NULL AND coalesce({op} IN ('t', 'm'), false)").alias("is_without_row"),
         )
         .groupBy("topic", "key_schema", "sum", "is_tombstone", "is_without_row")
@@ -244,9 +245,10 @@ def _sent_schema(row: Row, meta_prefix: str) -> SentSchema:
 
 
 def _is_constant_default(member: Mapping[str, Any]) -> bool:
-    """Return whether a column has a default that rows got when it was added.
+    """Return whether a column has a default that existing rows got when it was added.
 
-    Of a function, such as now(), the connector cannot tell the value. It writes the beginning of 1970, or a UUID of zeros.
+    For a function such as now() the connector cannot tell the value; it writes the beginning of 1970, or a UUID of
+    zeros.
     """
     value = member.get("default")
     kind = member.get("name", "").rpartition(".")[2]
@@ -257,7 +259,7 @@ def _is_constant_default(member: Mapping[str, Any]) -> bool:
 
 
 def _by_age(schemas: Iterable[SentSchema]) -> list[SentSchema]:
-    """Return each schema once, as old as the oldest record that has it."""
+    """Return each schema once, with the age of its oldest record."""
     found: dict[int, SentSchema] = {}
     for schema in schemas:
         age = min(schema.age, found[schema.sum].age) if schema.sum in found else schema.age
@@ -266,13 +268,13 @@ def _by_age(schemas: Iterable[SentSchema]) -> list[SentSchema]:
 
 
 def _keys_of(described: Sequence[Row], known: LearntColumns | None) -> Sequence[str] | None:
-    """Return the key columns that the records tell, else those that are known; None where nothing tells them."""
+    """Return the key columns from the records, else the known ones; None if neither tells them."""
     parts = [json.loads(row["key_schema"]) for row in described if row["key_schema"]]
     if parts:
         return list(dict.fromkeys(member["field"] for part in parts for member in part.get("fields", ())))
     if known is not None and known.keys is not None:
         return known.keys
-    # A TRUNCATE has no key, whatever its table has.
+    # A TRUNCATE has no key, whether or not its table has one.
     return () if any(not row["is_without_row"] for row in described) else None
 
 
@@ -281,10 +283,10 @@ def _num_unmarked_deletes(num_tombstones: int, sent: Sequence[SentSchema]) -> in
 
 
 def _spellings(schemas: Sequence[SentSchema]) -> tuple[Spelling, ...]:
-    """Return how the records of each schema spell the columns; schemas that spell them alike are one.
+    """Return how the records of each schema encode the columns; schemas with the same encoding are merged.
 
     Raises:
-        ConfigError: The schemas have columns of one name whose values no type holds.
+        ConfigError: Columns with the same name have values that no single type holds.
     """
     fields: dict[str, Field] = {}
     for schema in schemas:
@@ -306,10 +308,10 @@ def _spellings(schemas: Sequence[SentSchema]) -> tuple[Spelling, ...]:
 
 
 def _default_when_added(name: str, schemas: Sequence[SentSchema]) -> str | None:
-    """Return the default with which a column was added after the first of the schemas, if it was."""
+    """Return the default with which a column was added after the first of the schemas; None if it was not."""
     for before, after in pairwise(schemas):
         if name in after.fields:
-            # If another one went with it, it may be that one under another name, with values of its own.
+            # If another column disappeared at the same time, this may be that column renamed, with its own values.
             return after.defaults.get(name) if before.fields.keys() <= after.fields.keys() else None
     return None
 
@@ -335,7 +337,7 @@ def _field(schema: Mapping[str, Any]) -> Field:
     if kind == "Decimal" and schema["type"] == "bytes":
         return _decimal(semantic, parameters)
     if kind in _SEMANTIC:
-        # `bit varying` without a length has one of 2147483647.
+        # `bit varying` without a length reports 2147483647.
         length = int(parameters.get("length", _UNLIMITED)) if kind == "Bits" else _UNLIMITED
         return Field(_SEMANTIC[kind], semantic, length=length if length < _UNLIMITED else None)
     match schema["type"]:
@@ -353,7 +355,7 @@ def _field(schema: Mapping[str, Any]) -> Field:
             return Field(_PLAIN[plain], semantic)
         case unknown:
             raise ConfigError(
-                [f"field {schema.get('field')!r} has Kafka Connect's type {unknown!r}, which is not known"]
+                [f"field {schema.get('field')!r} has Kafka Connect's unknown type {unknown!r}; give the columns"]
             )
 
 
@@ -361,13 +363,13 @@ def _decimal(semantic: str | None, parameters: Mapping[str, str]) -> Field:
     scale = int(parameters.get("scale", 0))
     precision = int(parameters.get("connect.decimal.precision", _MAX_PRECISION))
     if precision > _MAX_PRECISION or not 0 <= scale <= precision:
-        # No DECIMAL holds it; its text loses nothing.
+        # No DECIMAL holds it; as text it loses nothing.
         return Field(T.StringType(), semantic, scale=scale)
     return Field(T.DecimalType(precision, scale), semantic, scale=scale)
 
 
 def _wider(name: str, old: Field, new: Field) -> Field:
-    """Return the field that holds the values of both; the newer description wins in all else."""
+    """Return a field that holds the values of both; everything else comes from the newer description."""
     before, after = old.data_type, new.data_type
     if before == after:
         return new
@@ -384,6 +386,6 @@ def _wider(name: str, old: Field, new: Field) -> Field:
     raise ConfigError(
         [
             f"column {name!r} is {before.simpleString()} in some records and {after.simpleString()} in others; "
-            "give the columns, or decode the records of each schema apart"
+            "give the columns, or decode the records of each schema separately"
         ]
     )

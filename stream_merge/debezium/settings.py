@@ -1,4 +1,4 @@
-"""What the steps of the decoding have in common."""
+"""Holds the settings that all steps of the decoding share, and the merge options for their result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stream_merge.debezium.fields import Field
 from stream_merge.debezium.values import Handling
 
 CHANGE_COL = "_change"
-"""The struct that tells what kind of change a row is, beside the data columns."""
+"""The struct that describes a change, besides the data columns."""
 
 MERGE_OPTIONS: Mapping[str, Any] = {
     "sequence_by": f"{CHANGE_COL}.sequence",
@@ -22,13 +22,13 @@ MERGE_OPTIONS: Mapping[str, Any] = {
     "error_column": f"{CHANGE_COL}.error",
     "except_columns": (CHANGE_COL,),
 }
-"""The options of `merge_sink` for changes of a table with a key: order, deletes, TRUNCATE, values that were not sent, errors."""
+"""Options of `merge_sink` for changes of a table with a key: order, deletes, TRUNCATE, unsent values, errors."""
 
 KEYLESS_MERGE_OPTIONS: Mapping[str, Any] = {
     "before": f"{CHANGE_COL}.before",
     "sequence_by": (
         f"{CHANGE_COL}.sequence",
-        # The rows of a snapshot have one place in the log, and each a record of its own.
+        # All rows of a snapshot share one position in the log, but each has its own record.
         f"IF({CHANGE_COL}.op = 'r', {CHANGE_COL}.partition, 0)",
         f"IF({CHANGE_COL}.op = 'r', {CHANGE_COL}.offset, 0L)",
     ),
@@ -37,15 +37,15 @@ KEYLESS_MERGE_OPTIONS: Mapping[str, Any] = {
     "error_column": f"{CHANGE_COL}.error",
     "except_columns": (CHANGE_COL,),
 }
-"""The options of `merge_sink` for changes of a table without a key: the row that goes, order, deletes, TRUNCATE, errors."""
+"""Options of `merge_sink` for changes of a table without a key: the removed row, order, deletes, TRUNCATE, errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `changes` was asked for; see its arguments.
+    """The arguments of `changes`, which documents them.
 
     Attributes:
-        schemas: The sums of the schemas that were learnt; None where the columns are given.
+        schemas: The sums of the learnt schemas; None if the columns are given.
     """
 
     fields: Mapping[str, Field]
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def is_by_contents(self) -> bool:
-        """Whether rows are known by their contents, for lack of a key."""
+        """Whether rows are identified by their contents, for lack of a key."""
         return self.before and not self.keys
 
     @property
@@ -74,5 +74,5 @@ class Settings:
 
     @property
     def key_positions(self) -> list[int]:
-        """The places of the key columns among the columns, in the order of the key."""
+        """The positions of the key columns among the columns, in the order of the key."""
         return [self.names.index(key) for key in self.keys]

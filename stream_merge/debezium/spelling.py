@@ -1,4 +1,4 @@
-"""Small pieces of SQL text."""
+"""Builds small pieces of SQL text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _numbers = count()
 
 
 def text(value: str) -> str:
-    """Return text as a literal."""
+    """Return a string as an SQL literal."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 JSON_SPACE = r"' \t\r\n'"
-"""SQL for the characters that may stand around JSON."""
+"""SQL for the characters that may surround JSON."""
 
-# Spark trims slowly; hardly any JSON of an object needs it.
+# Trimming is slow in Spark, and hardly any JSON object needs it.
 IS_TOMBSTONE = (
     "CASE WHEN endswith(CAST(value AS STRING), '}') THEN false "
     f"ELSE coalesce(trim(BOTH {JSON_SPACE} FROM CAST(value AS STRING)) = 'null', true) END"
@@ -26,14 +26,14 @@ IS_TOMBSTONE = (
 
 
 def let(value: str, body: Callable[[str], str]) -> str:
-    """Return SQL in which the value has a name, so that it is written, and computed, once.
+    """Return SQL in which a value has a name, so that it is written, and computed, once.
 
-    SQL's only local names are those of lambda functions.
+    SQL's only local names are the variables of lambda functions.
     """
     name = f"x{next(_numbers)}"
     return f"transform(array({value}), {name} -> {body(name)})[0]"
 
 
 def lambda_name() -> str:
-    """Return a name for the variable of a lambda function that no lambda function around it has."""
+    """Return a name for a lambda variable that differs from those of all surrounding lambda functions."""
     return f"x{next(_numbers)}"

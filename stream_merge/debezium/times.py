@@ -1,7 +1,7 @@
-"""Dates, times and timestamps: integers in several units, or text.
+"""Decodes dates, times and timestamps: integers in several units, or text.
 
-PostgreSQL's infinities become the first and the last value that Spark's type holds, which are outside PostgreSQL's own range of
-dates, so that they sort rightly and are no other value.
+PostgreSQL's infinities become the first and the last value of Spark's type. These are outside PostgreSQL's own range,
+so they sort correctly and equal no other value.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ UNITS = {
     "MicroTime": "us",
     "NanoTime": "ns",
 }
-"""The units of the semantic types that are integers; Kafka Connect's own types of these names are in milliseconds too."""
+"""Units of the semantic types that are integers; Kafka Connect's own types with these names are in milliseconds too."""
 
 _INFINITE = {
     "ms": ("9223372036825200, 9223372036825200000", "-9223372036832400, -9223372036832400000"),
     "us": ("9223372036825200000", "-9223372036832400000"),
 }
-"""java.sql's infinity, 9223372036825200000 in microseconds, whatever that would be in milliseconds; all others are moments."""
+"""Values of java.sql's infinity, 9223372036825200000 in microseconds, by unit; all other values are instants."""
 
 _LAST_MICROS = "9223372036854775807L"
 _FIRST_MICROS = "(-9223372036854775807L - 1L)"
 _ZONE = "'T.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$'"
 _INTEGER = "'^-?[0-9]+$'"
 
-# Infinity as java.time.LocalDate, and as java.sql's dates and timestamps (the first of which lose that they are before Christ).
+# Infinity as java.time.LocalDate, and as java.sql's dates and timestamps, whose minus infinity may lose its era (before
+# Christ).
 _IS_LAST = "({0} = 'infinity' OR {0} RLIKE '^[+](5877611-06-21|292278994-08-1)')".format
 _IS_FIRST = "({0} = '-infinity' OR {0} RLIKE '^(-5877611-06-2|-292275055-05-1|[+]292269055-12-0)')".format
 
-# What nearly all text is, found out without regular expressions: 2026-01-01T00:00:00.000000Z
+# Recognizes almost all text without regular expressions: 2026-01-01T00:00:00.000000Z
 _IS_PLAIN = "(substring({0}, 5, 1) = '-' AND substring({0}, 11, 1) = 'T' AND endswith({0}, 'Z'))".format
 
 
 def timestamp(raw: str, unit: str | None, *, default_unit: str) -> str:
-    """Return SQL for the value as TIMESTAMP; text without a zone is UTC."""
+    """Return SQL for the value as TIMESTAMP; text without a zone is in UTC."""
     micros = f"timestamp_micros({_micros(raw, unit or default_unit)})"
     if unit:
         return micros
@@ -51,18 +52,21 @@ def timestamp(raw: str, unit: str | None, *, default_unit: str) -> str:
 
 
 def timestamp_ntz(raw: str, unit: str | None, *, default_unit: str) -> str:
-    """Return SQL for the value as TIMESTAMP_NTZ; of text with a zone the time in UTC."""
+    """Return SQL for the value as TIMESTAMP_NTZ; for text with a zone, the time in UTC."""
     micros = _ntz(_micros(raw, unit or default_unit))
     if unit:
         return micros
     zoned = _ntz(f"unix_micros({_timestamp_of_text(raw)})")
-    text = f"CASE WHEN {raw} RLIKE {_ZONE} OR {raw} LIKE '%infinity' THEN {zoned} ELSE try_cast({raw} AS TIMESTAMP_NTZ) END"
+    text = (
+        f"CASE WHEN {raw} RLIKE {_ZONE} OR {raw} LIKE '%infinity' THEN {zoned} "
+        f"ELSE try_cast({raw} AS TIMESTAMP_NTZ) END"
+    )
     return f"CASE WHEN {raw} RLIKE {_INTEGER} THEN {micros} ELSE {text} END"
 
 
 def timestamp_text(raw: str, unit: str) -> str:
-    """Return SQL for an integer's point in time as ISO 8601 without a zone."""
-    # Not by the microseconds, of which the last and the first are moments, too.
+    """Return SQL for an integer's instant as ISO 8601 without a zone."""
+    # Not via microseconds, whose first and last values are instants as well.
     return _point_in_time(
         raw,
         unit,
@@ -94,17 +98,18 @@ def date_text(raw: str) -> str:
 
 
 def time_text(raw: str, unit: str) -> str:
-    """Return SQL for a time since midnight as text; MySQL's may be negative, and longer than a day."""
+    """Return SQL for a time since midnight as text; MySQL's may be negative and longer than a day."""
 
     def clock(micros: str) -> str:
         part = "lpad(CAST({} AS STRING), {}, '0')"
         absolute = f"abs({micros})"
         hours = f"CAST({absolute} DIV 3600000000 AS STRING)"
-        # The first number has no absolute value.
+        # The smallest number has no absolute value.
         return (
             f"CASE WHEN {micros} > {_FIRST_MICROS} THEN "
             f"concat(IF({micros} < 0, '-', ''), lpad({hours}, greatest(length({hours}), 2), '0'), ':', "
-            f"{part.format(f'{absolute} DIV 60000000 % 60', 2)}, ':', {part.format(f'{absolute} DIV 1000000 % 60', 2)}, '.', "
+            f"{part.format(f'{absolute} DIV 60000000 % 60', 2)}, ':', "
+            f"{part.format(f'{absolute} DIV 1000000 % 60', 2)}, '.', "
             f"{part.format(f'{absolute} % 1000000', 6)}) END"
         )
 
@@ -115,8 +120,9 @@ def time_text(raw: str, unit: str) -> str:
 
 
 def _date_of_days(days: str) -> str:
-    # 2145042905 and -2440588 are PostgreSQL's last and first date. Outside of them, releases of Debezium have written
-    # infinity as LocalDate 5877611-06-21 and -5877611-06-21 and, in a snapshot, as java.sql.Date cut down to 32 bits.
+    # 2145042905 and -2440588 are PostgreSQL's last and first date. Beyond them, releases of Debezium have written
+    # infinity as LocalDate 5877611-06-21 and -5877611-06-21 and, in a snapshot, as a java.sql.Date truncated to 32
+    # bits.
     is_infinity = (
         f"{days} > 2145042905 AND {days} NOT BETWEEN 106748361126 AND 106748361130 "
         f"OR {days} = -2147472692 OR {days} BETWEEN -622191236 AND -622191232"
@@ -129,24 +135,24 @@ def _date_of_days(days: str) -> str:
 
 
 def _ntz(micros: str) -> str:
-    # timestamp_micros and a cast would go through the session's zone.
+    # timestamp_micros and a cast would use the session's zone.
     return f"(TIMESTAMP_NTZ'1970-01-01 00:00:00' + INTERVAL '0.000001' SECOND * {micros})"
 
 
 def _micros(raw: str, unit: str) -> str:
-    """Return SQL for an integer in microseconds, infinity as their last and first; NULL where these cannot hold it."""
+    """Return SQL for an integer in microseconds, with infinity as the largest and smallest; NULL on overflow."""
     return _point_in_time(raw, unit, last=_LAST_MICROS, first=_FIRST_MICROS, finite=lambda micros: micros)
 
 
 def _point_in_time(raw: str, unit: str, *, last: str, first: str, finite: Callable[[str], str]) -> str:
-    """Return SQL for an integer's point in time.
+    """Return SQL for an integer's instant.
 
     Args:
         raw: SQL for the integer as text.
         unit: Its unit.
-        last: What infinity is.
-        first: What minus infinity is.
-        finite: Gives SQL for any other point, of its microseconds.
+        last: SQL for infinity.
+        first: SQL for minus infinity.
+        finite: Returns SQL for any other instant, from its microseconds.
     """
 
     def of_number(value: str) -> str:
@@ -154,15 +160,19 @@ def _point_in_time(raw: str, unit: str, *, last: str, first: str, finite: Callab
         if unit not in _INFINITE:
             return point
         infinity, minus_infinity = _INFINITE[unit]
-        return f"CASE WHEN {value} IN ({infinity}) THEN {last} WHEN {value} IN ({minus_infinity}) THEN {first} ELSE {point} END"
+        return (
+            f"CASE WHEN {value} IN ({infinity}) THEN {last} WHEN {value} IN ({minus_infinity}) THEN {first} "
+            f"ELSE {point} END"
+        )
 
     return let(f"try_cast({raw} AS BIGINT)", of_number)
 
 
 def _scaled(value: str, unit: str) -> str:
-    """Return SQL for a number in microseconds; NULL where a BIGINT of these cannot hold it.
+    """Return SQL for a number in microseconds; NULL if it does not fit into a BIGINT.
 
-    The ends of a BIGINT of nanoseconds stand for every moment beyond them: there Java's conversion of a connector stops.
+    The first and the last BIGINT of nanoseconds stand for every instant beyond them, since Java's conversion in the
+    connector saturates.
     """
     match unit:
         case "ms":
@@ -178,5 +188,6 @@ def _timestamp_of_text(raw: str) -> str:
     return (
         f"CASE WHEN {_IS_LAST(raw)} THEN timestamp_micros({_LAST_MICROS}) "
         f"WHEN {_IS_FIRST(raw)} THEN timestamp_micros({_FIRST_MICROS}) "
-        f"WHEN {raw} RLIKE {_ZONE} THEN try_cast({raw} AS TIMESTAMP_LTZ) ELSE try_cast(concat({raw}, 'Z') AS TIMESTAMP_LTZ) END"
+        f"WHEN {raw} RLIKE {_ZONE} THEN try_cast({raw} AS TIMESTAMP_LTZ) "
+        f"ELSE try_cast(concat({raw}, 'Z') AS TIMESTAMP_LTZ) END"
     )

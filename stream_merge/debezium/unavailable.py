@@ -1,4 +1,4 @@
-"""How Debezium spells "this value did not change and is not in the log" in the type of each column."""
+"""Recognizes Debezium's placeholder for "this value did not change and is not in the log", in every type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GEOMETRY = ("Point", "Geometry", "Geography")
 
 
 def is_unavailable(raw: str, field: Field, placeholder: str) -> str:
-    """Return SQL that tells whether the value stands for one that was not sent.
+    """Return SQL for whether a value is the placeholder of one that was not sent.
 
     Args:
         raw: SQL for the value's text.
@@ -42,7 +42,7 @@ def is_unavailable(raw: str, field: Field, placeholder: str) -> str:
 
 
 def _spellings(content: bytes) -> list[str]:
-    """Return the placeholder in every type, in the compact JSON that Spark makes of arrays and maps."""
+    """Return the placeholder in every type, in the compact JSON that Spark writes for arrays and maps."""
     string = content.decode(errors="replace")
     version_3 = uuid.UUID(bytes=hashlib.md5(content, usedforsecurity=False).digest(), version=3)
     scalars = [

@@ -1,4 +1,4 @@
-"""A value's text in the JSON, as Spark gives it, to the type that the lake wants."""
+"""Decodes a value's JSON text, as Spark extracts it, into its type in the lake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Handling:
 
     Attributes:
         decimals: `decimal.handling.mode`: "precise", "string" or "double".
-        binary: `binary.handling.mode`: "base64" (and "bytes", which JSON has as base64), "base64-url-safe" or "hex".
+        binary: `binary.handling.mode`: "base64" (also for "bytes", which is base64 in JSON), "base64-url-safe" or
+            "hex".
         timestamp_unit: Unit of integers that are timestamps: "ms", "us" or "ns".
     """
 
@@ -30,10 +31,10 @@ class Handling:
 
 
 def decode(raw: str, field: Field, handling: Handling) -> str:
-    """Return SQL for a value in the field's type: NULL where the text is NULL, or does not fit the type.
+    """Return SQL for a value in the field's type; NULL if the text is NULL or does not fit the type.
 
     Args:
-        raw: SQL for the text: that of a string, or the JSON of any other value. It is repeated, so it should be a name.
+        raw: SQL for the text of a string, or for the JSON of any other value. It is repeated, so it should be a name.
         field: The column.
         handling: The connector's settings.
     """
@@ -45,7 +46,7 @@ def decode(raw: str, field: Field, handling: Handling) -> str:
 
 
 def is_text(field: Field, handling: Handling) -> bool:
-    """Return whether the value is its text, which always fits."""
+    """Return whether decoding returns the text itself, which always fits."""
     return decode("x", field, handling) == "x"
 
 
@@ -61,7 +62,10 @@ def _integer(raw: str, field: Field, handling: Handling) -> str:
 def _floating(raw: str, field: Field, handling: Handling) -> str:
     number = f"trim(BOTH '\"' FROM {raw})"  # JSON's bare NaN comes in quotes
     if handling.decimals == "string":
-        number = f"CASE {raw} WHEN 'POSITIVE_INFINITY' THEN 'Infinity' WHEN 'NEGATIVE_INFINITY' THEN '-Infinity' ELSE {number} END"
+        number = (
+            f"CASE {raw} WHEN 'POSITIVE_INFINITY' THEN 'Infinity' WHEN 'NEGATIVE_INFINITY' THEN '-Infinity' "
+            f"ELSE {number} END"
+        )
     if field.kind in ("Decimal", "VariableScaleDecimal"):
         number = decimal_text(raw, field, decimals=handling.decimals)
     return f"try_cast({number} AS {field.data_type.simpleString()})"
@@ -95,7 +99,7 @@ def _string(raw: str, field: Field, handling: Handling) -> str:
         case "Bits":
             return _bits_text(raw, field.length)
         case "Enum":
-            # Of MySQL's log, not of its snapshot: a comma within a value has a backslash before it.
+            # From MySQL's log, but not its snapshot: a comma inside a value is escaped with a backslash.
             return f"replace({raw}, {text(chr(92) + ',')}, ',')"
         case "Date":
             return times.date_text(raw)
@@ -164,13 +168,13 @@ def _struct(raw: str, field: Field, handling: Handling) -> str:
         raise TypeError(data_type)
     schema = ", ".join(f"{quote(name)} STRING" for name in data_type.fieldNames())
     positions = ", ".join(f"f{position}: STRING" for position in range(len(data_type)))
-    # Of points and geometries, the only structs that Debezium makes: their bytes are in base64 in every mode.
+    # Debezium's only structs are points and geometries, whose bytes are base64 in every mode.
     handling = replace(handling, binary="base64")
     parsed = f"CAST(from_json({raw}, {text(schema)}) AS STRUCT<{positions}>)"
     members = [(member.name, field.member(member.name, member.dataType)) for member in data_type.fields]
 
     def decoded(struct: str) -> str:
-        # By position, since names may differ in case alone.
+        # By position, since names may differ only in case.
         pairs = ", ".join(
             f"'f{position}', {_pair(f'{struct}.f{position}', member, handling)}"
             for position, (_, member) in enumerate(members)
@@ -194,7 +198,7 @@ def _misfit(name: str) -> str:
 
 
 def _bits_hex(raw: str) -> str:
-    """Return SQL for a bit string's number in hexadecimal; the bytes come with the least significant first."""
+    """Return SQL for a bit string's number in hexadecimal; the least significant byte comes first."""
     pair = lambda_name()
     digits = f"hex(try_to_binary({raw}, 'base64'))"
     return let(
@@ -212,7 +216,7 @@ def _bits_text(raw: str, length: int | None) -> str:
     def bits(digits: str) -> str:
         nibbles = f"transform(split({digits}, ''), {digit} -> lpad(conv({digit}, 16, 2), 4, '0'))"
         joined = f"array_join({nibbles}, '')"
-        # Trailing bytes of zeros are not sent.
+        # Trailing zero bytes are not sent.
         return joined if length is None else f"right(concat(repeat('0', {length}), {joined}), {length})"
 
     return let(_bits_hex(raw), bits)

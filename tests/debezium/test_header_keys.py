@@ -67,4 +67,4 @@ def test_a_number_that_does_not_fit_is_an_error(spark):
     key = {"n": base64_of(1)}
     created = record(key, envelope("c", key), **{"__debezium.oldkey": b'{"n":1.234}'})
     (row,) = decode(spark, created, columns="n DECIMAL(10, 2)", keys=["n"])
-    assert row["_change"]["error"] == "old key's n is no decimal(10,2): 1.234"
+    assert row["_change"]["error"] == "old key's n is not a valid decimal(10,2): 1.234"

@@ -63,7 +63,7 @@ def test_a_change_without_its_key_is_reported_and_not_merged_under_null(spark):
     assert one(spark, {"id": None}, delete)["_change"]["error"] == "key column id is missing"
     assert one(spark, {"other": 1}, delete)["_change"]["error"] == "key column id is missing"
     assert one(spark, b"{broken", delete)["_change"]["error"] == "the key is not the JSON of a key: {broken"
-    assert one(spark, {"id": "x"}, delete)["_change"]["error"] == "id is no bigint: x"
+    assert one(spark, {"id": "x"}, delete)["_change"]["error"] == "id is not a valid bigint: x"
     # The row's own image has the key too.
     assert one(spark, None, envelope("c", ROW))["id"] == 1
 
@@ -71,7 +71,7 @@ def test_a_change_without_its_key_is_reported_and_not_merged_under_null(spark):
 def test_a_value_that_does_not_fit_is_named_and_the_others_are_kept(spark):
     row = one(spark, KEY, envelope("c", {"id": 1, "name": "a", "price": "no decimal"}))
     assert (row["id"], row["name"], row["price"]) == (1, "a", None)
-    assert row["_change"]["error"] == "price is no decimal(5,2): no decimal"
+    assert row["_change"]["error"] == "price is not a valid decimal(5,2): no decimal"
 
 
 @pytest.mark.core
@@ -406,7 +406,7 @@ def test_changes_are_made_of_a_stream_without_reading_it(spark, tmp_path):
     changes = debezium.changes(stream, COLUMNS, ["id"])
     assert changes.isStreaming
     assert changes.columns == ["id", "name", "price", "_change"]
-    with pytest.raises(ConfigError, match="columns can't be learnt from a stream"):
+    with pytest.raises(ConfigError, match="columns cannot be learnt from a stream"):
         debezium.changes(stream)
 
 

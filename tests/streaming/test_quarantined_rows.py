@@ -389,7 +389,7 @@ def test_records_that_debezium_did_not_write(spark, create_table: CreateTable, c
         'the value is not the JSON of a change: {"op": "c", "after"',
         "neither an envelope nor a flattened event",
         "key column id is missing; NULL in a key (id)",
-        "n is no int: many",
+        "n is not a valid int: many",
         "the value is not UTF-8",
         "expectation not negative failed",
     )
