@@ -15,7 +15,10 @@ from stream_merge.debezium.spelling import text
 from stream_merge.debezium.unavailable import is_unavailable
 from stream_merge.debezium.values import decode
 
-_UNLEARNT = "the record's schema was not learnt: for each batch, pass to changes() what learn_columns(records, known=...) returns"
+_UNLEARNT = (
+    "the record's schema was not learnt: "
+    "for each batch, pass to changes() what learn_columns(records, known=...) returns"
+)
 
 
 def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:

@@ -110,7 +110,7 @@ def _by_function(function: SinkOf, name: str, made: MadeSinks, faults: list[str]
     def make() -> MergeSink | None:
         try:
             sink: object = function(name)
-        except Exception as error:  # noqa: BLE001 - the user's code; told with the faults of the other names
+        except Exception as error:  # noqa: BLE001 - the user's code; reported with the other names' faults
             faults.append(f"the function of sinks raised {type(error).__name__} for {name!r}: {error}")
             return None
         if sink is None or isinstance(sink, MergeSink):

@@ -398,5 +398,5 @@ def test_a_table_of_another_format(spark, tmp_path, create_source):
 
 def test_a_table_that_others_wrote(spark, create_table):
     path = create_table("id INT", [(1,)])
-    reason = "there is no merge of it in its history (2 commit(s) read)"
-    assert refusal(spark, path) == f"{path} was never written by stream_merge: {reason}."
+    reason = "its history has no merge (2 commit(s) read)"
+    assert refusal(spark, path) == f"{path} was never written by stream_merge: {reason}. Name a table of a sink."

@@ -78,7 +78,8 @@ _RULES = (
         ),
         sentence="Kafka has dropped records before the pipeline read them, or the topic was recreated, and the "
         "pipeline does not skip records: {detail}. Give the topic a longer retention. To continue, use a new "
-        "checkpoint folder and let the source send a new snapshot, or restore what is missing and set starting_offsets.",
+        "checkpoint folder and let the source send a new snapshot, or restore what is missing and set "
+        "starting_offsets.",
     ),
     _Rule(
         pattern=re.compile(r"UnknownTopicOrPartition|This server does not host this topic"),
@@ -242,7 +243,7 @@ def _lines(error: BaseException) -> Iterator[str]:
     try:
         for throwable in throwables(error):
             yield f"{throwable.getClass().getName()}: {throwable.getMessage()}"
-    except Exception as unreachable:  # noqa: BLE001 - the JVM may be gone, which is what is to be told
+    except Exception as unreachable:  # noqa: BLE001 - the JVM may be gone; report that
         yield f"{type(unreachable).__name__}: {unreachable}"
 
 

@@ -150,7 +150,7 @@ def read_status(spark: SparkSession, table: str, limit: int = 1000) -> Status:
     if not any(commit.is_merge for commit in commits):
         read = f"{len(commits):,} commit(s) read"
         raise StatusError(
-            f"{table} was never written by stream_merge: there is no merge of it in its history ({read})."
+            f"{table} was never written by stream_merge: its history has no merge ({read}). Name a table of a sink."
         )
     return Status(
         table=table,
