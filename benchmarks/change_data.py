@@ -1,6 +1,7 @@
 """What do decoding and ordering add to a merge: 50,000 Debezium events in 10 batches to one table.
 
-Each batch is given to four streaming queries, in turns, each with its own copy of the table; the time is that of the trigger:
+Each batch is given to four streaming queries, in turns, each with its own copy of the table; the time is that of the
+trigger:
 
 - decode: `debezium.changes` alone, its rows thrown away.
 - merge: the same changes decoded and reduced to the newest of each key before the clock starts, merged by keys alone.
@@ -55,7 +56,8 @@ IMAGE = """named_struct(
     'id', id, 'name', concat('name of ', id, ' ', n), 'email', concat(id, '@', n, '.example'),
     'address', IF({is_unsent}, '{placeholder}', repeat(concat('address ', n, ' '), 20)),
     'balance', base64(unhex(lpad(hex(pmod(n * 7919, 1000000)), 8, '0'))), 'active', n % 2 = 0,
-    'created_at', '2026-01-01T00:00:00.000000Z', 'updated_at', concat('2026-01-01T00:00:', lpad(n % 60, 2, '0'), '.123456Z'),
+    'created_at', '2026-01-01T00:00:00.000000Z',
+    'updated_at', concat('2026-01-01T00:00:', lpad(n % 60, 2, '0'), '.123456Z'),
     'tags', array('a', concat('tag ', n % 10)), 'phone', concat('+', n))"""
 """A row in Debezium's JSON: a decimal in base64, times in ISO 8601."""
 
@@ -180,7 +182,8 @@ def _write_events(spark: SparkSession, path: Path, number: int, options: argpars
     """Write one batch as Spark's Kafka source gives it: 60 % updates of few keys, 35 % inserts, 5 % deletes."""
     first = number * options.events
     kind = F.pmod(F.xxhash64("n"), F.lit(100))
-    # Rows that are deleted are no others' updates: an update of a row that is gone would have no value of what it does not send.
+    # Rows that are deleted are no others' updates: an update of a row that is gone would have no value of what it does
+    # not send.
     tenth = F.when(F.col("op") == "d", 0).otherwise(1 + F.pmod(F.xxhash64("n", F.lit(3)), F.lit(9)))
     place = F.pmod(F.xxhash64("n", F.lit(1)), F.lit(options.rows // 200)) * 10 + tenth
     known = place * 20 + number % 20
@@ -195,7 +198,8 @@ def _write_events(spark: SparkSession, path: Path, number: int, options: argpars
     source = "named_struct('lsn', n + 1000, 'snapshot', 'false', 'table', 'customers')"
     events.selectExpr(
         "CAST(to_json(named_struct('id', id)) AS BINARY) AS key",
-        f"CAST(to_json(named_struct('after', IF(op = 'd', NULL, {image}), 'source', {source}, 'op', op)) AS BINARY) AS value",
+        f"CAST(to_json(named_struct('after', IF(op = 'd', NULL, {image}), 'source', {source}, 'op', op)) AS BINARY) "
+        "AS value",
         "'shop.public.customers' AS topic",
         "CAST(pmod(id, 3) AS INT) AS partition",
         "n AS offset",

@@ -39,7 +39,8 @@ SETTINGS = {
     "default": {},
 }
 """The sessions: one for such tables; Spark's and Delta's defaults
-(200 shuffle and 50 snapshot partitions, code of 100 classes kept), with what the README and the command set, and without."""
+(200 shuffle and 50 snapshot partitions, code of 100 classes kept), with what the README and the command set, and
+without."""
 
 STREAM_TRIGGER = "500 milliseconds"
 

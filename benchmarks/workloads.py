@@ -220,7 +220,8 @@ def make_sink(path: Path, workload: Workload, on_result: Callable[[MergeResult],
 
 
 def fingerprint(spark: SparkSession, path: Path, *columns: str) -> tuple[int, int]:
-    """Return the number of rows and a sum over the hashes of the rows, or of some columns: equal for equal tables, in any order."""
+    """Return the number of rows and a sum over the hashes of the rows, or of some columns: equal for equal tables, in
+    any order."""
     rows = spark.read.format("delta").load(str(path)).select(*columns or "*")
     row_hash = F.xxhash64(*rows.columns).cast("DECIMAL(38)")
     count, total = rows.agg(F.count("*"), F.sum(row_hash)).head() or (0, 0)

@@ -39,7 +39,8 @@ class Position:
 
 
 def write_replay(log: Path, directory: Path, *, tables: Collection[str], num_micro_batches: int) -> Replay:
-    """Write the log's records of some tables, in their order, to about equal files, unless the directory holds them already.
+    """Write the log's records of some tables, in their order, to about equal files, unless the directory holds them
+    already.
 
     A file ends only where every later change of the same worker run has a higher position in PostgreSQL's log. So a
     micro-batch has both halves of a changed primary key, and no change from before a TRUNCATE comes in a later

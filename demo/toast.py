@@ -31,8 +31,8 @@ def carry_values(changes: DataFrame, table: CapturedTable) -> DataFrame:
 def follow_key_moves(changes: DataFrame, target: DataFrame, table: CapturedTable) -> DataFrame:
     """Return the carried changes with the values of rows that got another key, which are under the old one.
 
-    Few rows both have large values and get another key, so the driver follows them. Where the old row is gone, the move was
-    delivered again: the placeholder stays, and the row there is newer, or its delete is delivered again as well.
+    Few rows both have large values and get another key, so the driver follows them. Where the old row is gone, the move
+    was delivered again: the placeholder stays, and the row there is newer, or its delete is delivered again as well.
     """
     names = list(table.placeholders)
     moves = _find_moves(changes, table)

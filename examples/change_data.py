@@ -1,5 +1,6 @@
-"""Keep a Delta table equal to a database table by the records that Debezium writes: deletes stay deleted, values that were not sent
-are kept, and a record that cannot be decoded is set aside. Here the records come from files; `records` below says how from Kafka.
+"""Keep a Delta table equal to a database table by the records that Debezium writes: deletes stay deleted, values that
+were not sent are kept, and a record that cannot be decoded is set aside. Here the records come from files; `records`
+below says how from Kafka.
 
 .venv/bin/python examples/change_data.py
 """

@@ -1,4 +1,5 @@
-"""Merge the events of a shop, many tables in one stream, into a Delta table each; new tables are created as their events come.
+"""Merge the events of a shop, many tables in one stream, into a Delta table each; new tables are created as their
+events come.
 
 .venv/bin/python examples/many_tables.py
 """

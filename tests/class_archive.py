@@ -1,7 +1,7 @@
 """Write the classes that a merge loads into an archive, from which later JVMs start in two thirds of the time.
 
-`python -m tests.class_archive FILE` does it; `make test` lets each JVM of the tests use the file. A JVM that it does not fit, of
-another version or with another class path, starts without it.
+`python -m tests.class_archive FILE` does it; `make test` lets each JVM of the tests use the file. A JVM that it does
+not fit, of another version or with another class path, starts without it.
 """
 
 from __future__ import annotations

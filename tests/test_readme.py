@@ -33,7 +33,8 @@ def guide_blocks(heading):
 
 
 def in_folder(code, folder):
-    """Return the code with its relative paths in a folder, relative still: the JVM does not follow a change of directory."""
+    """Return the code with its relative paths in a folder, relative still: the JVM does not follow a change of
+    directory."""
     return code.replace('"./', f'"{os.path.relpath(folder)}/')
 
 
@@ -158,7 +159,8 @@ def test_the_router_of_the_readme(spark, create_table, tmp_path, rows_of):
     create_table("order_id STRING, line_no INT, total INT", path=str(tmp_path / "items"))
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "1.json").write_text(
-        '{"topic": "orders", "order_id": "a", "total": 7}\n{"topic": "items", "order_id": "a", "line_no": 1, "total": 3}\n'
+        '{"topic": "orders", "order_id": "a", "total": 7}\n{"topic": "items", "order_id": "a", "line_no": 1, "total": '
+        "3}\n"
     )
     events = spark.readStream.schema("topic STRING, order_id STRING, line_no INT, total INT").json(
         str(tmp_path / "events")

@@ -54,7 +54,8 @@ def merge_metrics(inserted: int = 0, updated: int = 0, deleted: int = 0, ms: int
 
 
 def commits_of_a_stream(num_batches: int = 200, seed: int = 7) -> tuple[Commit, ...]:
-    """Return the commits of a stream: a first batch of everything, a spike every tenth version, OPTIMIZE now and then."""
+    """Return the commits of a stream: a first batch of everything, a spike every tenth version, OPTIMIZE now and
+    then."""
     draw = random.Random(seed)
     history, recorded = [row(0, START_MS, operation="CREATE TABLE")], []
     version, ms = 0, START_MS

@@ -125,7 +125,8 @@ def test_a_broker_that_is_not_there_is_told_before_spark_starts(invoke, tmp_path
     done = invoke(command, "p.toml")
     assert done.exit_code == 3
     assert done.stderr == (
-        "No Kafka broker answers at 127.0.0.1:1 (Connection refused): start it, or correct bootstrap_servers in [source].\n"
+        "No Kafka broker answers at 127.0.0.1:1 (Connection refused): start it, or correct bootstrap_servers in "
+        "[source].\n"
     )
 
 
@@ -207,8 +208,8 @@ def test_ctrl_c_before_the_pipeline_runs_is_code_130_and_says_nothing(invoke, mo
 
 
 def test_sigterm_before_the_pipeline_runs_is_code_143(start_command, tmp_path):
-    # A broker that takes connections and says nothing keeps the command from starting Spark... for 5 seconds only where the
-    # queue of connections is full, so the command waits for the pipe of its file instead.
+    # A broker that takes connections and says nothing keeps the command from starting Spark... for 5 seconds only where
+    # the queue of connections is full, so the command waits for the pipe of its file instead.
     os.mkfifo(tmp_path / "p.toml")
     child = start_command("run", "p.toml")
     with (tmp_path / "p.toml").open("w"):

@@ -206,7 +206,8 @@ def java_of(child):
 
 
 def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp_path):
-    """Run --once twice, look at what validate, explain and status say, and stop a running stream between two batches."""
+    """Run --once twice, look at what validate, explain and status say, and stop a running stream between two
+    batches."""
     write_pipeline(rest='"spark.hidden" = "${HIDDEN}"')
     environ = {"HIDDEN": "s3cret-value"}
     orders = [("shop.orders", {"id": number, "name": f"n{number}", "at": number}) for number in range(10)]
@@ -272,7 +273,8 @@ def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp
 
 
 def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, write_pipeline, read_rows, tmp_path):
-    """Scrape the metrics of a running stream, cut a batch off by a second Ctrl-C, and find nothing lost when it goes on."""
+    """Scrape the metrics of a running stream, cut a batch off by a second Ctrl-C, and find nothing lost when it goes
+    on."""
     write_pipeline(rest="[metrics]\nprometheus_port = 0")
     with (tmp_path / "pipeline.toml").open("a") as file:
         file.write(SLOW_ITEMS)

@@ -89,7 +89,8 @@ def test_columns_that_the_messages_tell_make_the_database_s_own_tables(spark, ru
 
 
 def test_values_are_read_as_the_schema_of_their_own_message_spells_them(spark, run_pipeline, land_capture, tmp_path):
-    """A log in which the scale of a decimal and the digits of a timestamp were altered, in one batch; then all of it again."""
+    """A log in which the scale of a decimal and the digits of a timestamp were altered, in one batch; then all of it
+    again."""
     topic = "schema.public.evolving"
     table = {"target": str(tmp_path / "t"), "keys": ["id"]}
     columns = tables_of("odd-schema")[topic]["columns"]
@@ -108,8 +109,8 @@ def test_columns_that_nobody_tells_are_asked_for_and_then_those_of_the_target(
     with pytest.raises(PipelineError) as caught:
         run_pipeline(source, table, decode="debezium")
     assert str(caught.value) == (
-        "The columns of the source are not known: its messages have no schema part (schemas.enable=true), and the table "
-        f"{tmp_path}/t does not exist. Give columns for this table in the pipeline file."
+        "The columns of the source are not known: its messages have no schema part (schemas.enable=true), and the "
+        f"table {tmp_path}/t does not exist. Give columns for this table in the pipeline file."
     )
     spark.sql(f"CREATE TABLE delta.`{tmp_path}/t` ({COLUMNS['t']}) USING delta")
     run_pipeline(source, table, decode="debezium")
@@ -146,7 +147,8 @@ def test_deletes_that_are_records_without_a_value_are_not_left_out_in_silence(sp
 def test_a_change_feed_with_changed_keys_and_deletes_makes_the_same_table(spark, run_pipeline, tmp_path):
     source, copy = tmp_path / "source", tmp_path / "copy"
     spark.sql(
-        f"CREATE TABLE delta.`{source}` (id INT, name STRING) USING delta TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+        f"CREATE TABLE delta.`{source}` (id INT, name STRING) USING delta TBLPROPERTIES (delta.enableChangeDataFeed = "
+        "true)"
     )
     spark.sql(f"INSERT INTO delta.`{source}` VALUES (1, 'a'), (2, 'b'), (3, 'c')")
     feed = {"format": "delta", "table": str(source), "max_files_per_trigger": 1}

@@ -41,5 +41,8 @@ def test_intervals():
 
 
 def test_names_of_ddl_columns():
-    ddl = "id BIGINT NOT NULL, `a ``b`` c` STRUCT<x: INT, y: DECIMAL(4, 2)>, price DECIMAL(12, 2) COMMENT 'a, b', `x,y`: STRING"
+    ddl = (
+        "id BIGINT NOT NULL, `a ``b`` c` STRUCT<x: INT, y: DECIMAL(4, 2)>, price DECIMAL(12, 2) COMMENT 'a, b', "
+        "`x,y`: STRING"
+    )
     assert ddl_names(ddl) == ["id", "a `b` c", "price", "x,y"]

@@ -1,4 +1,5 @@
-"""The example of `init`: it loads as it stands, with the two edited lines, and with everything that is commented out."""
+"""The example of `init`: it loads as it stands, with the two edited lines, and with everything that is commented
+out."""
 
 import re
 import sys

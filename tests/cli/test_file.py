@@ -205,7 +205,8 @@ source = "re:(a"
          "10: tables[0].ignore_null_updates: must be true or false or a list, but is 1.5"),
         (PIPELINE + FILES + TABLE + "ignore_null_updates = [1]\n",
          "10: tables[0].ignore_null_updates[0]: must be text in quotes, but is 1"),
-        (PIPELINE + FILES + TABLE + "sequence_by = 5\n", "10: tables[0].sequence_by: must be text in quotes or a list, but is 5"),
+        (PIPELINE + FILES + TABLE + "sequence_by = 5\n",
+         "10: tables[0].sequence_by: must be text in quotes or a list, but is 5"),
         (PIPELINE + FILES + TABLE + 'strategy = "copy_on_writ"\n',
          '10: tables[0].strategy: must be "insert_only", "merge_on_read" or "copy_on_write", but is "copy_on_writ"; '
          "did you mean copy_on_write?"),
@@ -234,9 +235,11 @@ def test_missing_variables_are_faults_with_their_lines(faults_of):
     text += '[source.options]\n"kafka.sasl.jaas.config" = """\nx ${PASSWORD}"""\n"kafka.open" = "${OPEN"\n'
     syntax = "${ begins the name of an environment variable, ${NAME} or ${NAME:-default}; write $${ for a plain ${"
     assert faults_of(text) == [
-        "pipeline.toml:2: pipeline.checkpoint: the environment has no variable SHOP; set it, or give a default: ${SHOP:-default}",
+        "pipeline.toml:2: pipeline.checkpoint: the environment has no variable SHOP; set it, or give a default: "
+        "${SHOP:-default}",
         f"pipeline.toml:5: source.bootstrap_servers: {syntax}",
-        'pipeline.toml:13: source.options."kafka.sasl.jaas.config": the environment has no variable PASSWORD; set it, or give '
+        'pipeline.toml:13: source.options."kafka.sasl.jaas.config": the environment has no variable PASSWORD; set it, '
+        "or give "
         "a default: ${PASSWORD:-default}",
         f'pipeline.toml:15: source.options."kafka.open": {syntax}',
     ]
@@ -278,15 +281,18 @@ def kafka_tables(tables, topics='["a", "b"]'):
     [
         (kafka_tables(SEVERAL.format("b", "./lake/b")), []),
         (kafka_tables(SEVERAL.format("a", "./lake/b")),
-         ['6: source.topics[1]: no table takes "b"; add a [[tables]] with this source, or set unknown = "ignore" in [pipeline]',
+         ['6: source.topics[1]: no table takes "b"; add a [[tables]] with this source, or set unknown = "ignore" in '
+          "[pipeline]",
           "14: tables[1].source: is also that of tables[0]; the rows of a source go to one table"]),
         (kafka_tables(SEVERAL.format("b", "lake//a/")), []),
         (kafka_tables(SEVERAL.format("b", "lake//a/") + "skip_unchanged = true\n"),
          ["15: tables[1].target: is also that of tables[0]; to share a target, all options but source and columns must "
           "be equal"]),
-        (kafka_tables(SEVERAL.format("c", "./lake/b"), '["a", "b", "c"]').replace("[source]", 'unknown = "ignore"\n[source]'), []),
+        (kafka_tables(SEVERAL.format("c", "./lake/b"), '["a", "b", "c"]')
+         .replace("[source]", 'unknown = "ignore"\n[source]'), []),
         (kafka_tables(SEVERAL.format("c", "./lake/b")),
-         ['6: source.topics[1]: no table takes "b"; add a [[tables]] with this source, or set unknown = "ignore" in [pipeline]',
+         ['6: source.topics[1]: no table takes "b"; add a [[tables]] with this source, or set unknown = "ignore" in '
+          "[pipeline]",
           "14: tables[1].source: is none of the topics of [source]: a, b"]),
         (kafka_tables(SEVERAL.format("re:c.*", "./lake/b"), '["a"]'),
          ["14: tables[1].source: matches none of the topics of [source]: a"]),
@@ -302,12 +308,13 @@ def kafka_tables(tables, topics='["a", "b"]'):
         (kafka_tables(SEVERAL.format("b", "./lake/{table}")),
          ["15: tables[1].target: has a placeholder {table}, which only a source with a pattern fills: re:..."]),
         (kafka_tables(SEVERAL.format("re:(?P<name>b)", "./lake/{table}")),
-         ["15: tables[1].target: has a placeholder {table} that is not a named group of the source's pattern; it has name"]),
+         ["15: tables[1].target: has a placeholder {table} that is not a named group of the source's pattern; it has "
+          "name"]),
         (kafka_tables(SEVERAL.format("re:(b)", "./lake/{table")),
          ["15: tables[1].target: has an unmatched brace; placeholders are written {name}"]),
         (kafka_tables(SEVERAL.format("re:(b)", "./lake/{table}")),
-         ["15: tables[1].target: has a placeholder {table} that is not a named group of the source's pattern; it has none; a group "
-          "is written (?P<name>...)"]),
+         ["15: tables[1].target: has a placeholder {table} that is not a named group of the source's pattern; it has "
+          "none; a group is written (?P<name>...)"]),
         (kafka_tables(SEVERAL.format("re:(?P<name>b)", "./lake/{name}") + 'quarantine = "./bad/{name}"\n'), []),
         (kafka_tables(
             SEVERAL.format("re:(?P<name>b)", "./lake/{name}").replace('source = "a"\ntarget = "./lake/a"',
@@ -315,7 +322,8 @@ def kafka_tables(tables, topics='["a", "b"]'):
         (PIPELINE + FILES + SEVERAL.format("b", "./lake/b"),
          ["1: pipeline.route_by: is missing; name the column that holds the source of a row"]),
         (PIPELINE + 'route_by = "name"\n' + FILES + TABLE,
-         ["3: pipeline.route_by: is for tables with a source; the only table has none and takes all rows; leave it out"]),
+         ["3: pipeline.route_by: is for tables with a source; the only table has none and takes all rows; leave it "
+          "out"]),
         (PIPELINE + 'route_by = "name"\n' + FILES + TABLE + "source = 'x'\n", []),
     ],
 )  # fmt: skip
@@ -335,20 +343,24 @@ RECORDS = "key STRING, value STRING, topic STRING, partition INT, offset BIGINT"
         (PIPELINE + FILES + '[decode]\nformat = "json"\n' + TABLE,
          ['6: source.schema: has no column value; format = "json" of [decode] reads value, as in Kafka\'s records']),
         (PIPELINE + FILES.replace("id BIGINT, name STRING", RECORDS) + DEBEZIUM + TABLE, []),
-        (PIPELINE + FILES.replace("id BIGINT, name STRING", "value STRING") + '[decode]\nformat = "json"\n' + TABLE, []),
+        (PIPELINE + FILES.replace("id BIGINT, name STRING", "value STRING") + '[decode]\nformat = "json"\n' + TABLE,
+         []),
         (PIPELINE + '[source]\nformat = "delta"\ntable = "lake.orders"\n' + '[decode]\nformat = "json"\n' + TABLE,
          ['7: decode.format: "json" decodes records of Kafka; use "none" with a source of format "delta"']),
         (PIPELINE + FILES + '[decode]\ndecimals = "string"\nkeep_tombstones = true\n' + TABLE,
          ['8: decode.decimals: belongs to format = "debezium", and "none" would ignore it; leave it out',
           '9: decode.keep_tombstones: belongs to format = "debezium", and "none" would ignore it; leave it out']),
-        (PIPELINE + FILES + TABLE.replace('keys = ["id"]', ""), ["7: tables[0].keys: is missing: the columns that identify a row"]),
+        (PIPELINE + FILES + TABLE.replace('keys = ["id"]', ""),
+         ["7: tables[0].keys: is missing: the columns that identify a row"]),
         (PIPELINE + FILES + TABLE.replace('["id"]', "[]"),
-         ['9: tables[0].keys: must name at least one column; tables without a key need format = "debezium" in [decode]']),
+         ['9: tables[0].keys: must name at least one column; tables without a key need format = "debezium" in '
+          "[decode]"]),
         (PIPELINE + KAFKA + DEBEZIUM + TABLE.replace('keys = ["id"]', ""),
          ["9: tables[0].keys: is missing: the columns that identify a row; a table without a key has keys = []"]),
         (PIPELINE + KAFKA + DEBEZIUM + TABLE.replace('["id"]', "[]") + 'columns = "id INT"\n', []),
         (PIPELINE + KAFKA + DEBEZIUM + "keep_tombstones = true\n" + TABLE.replace('["id"]', "[]"),
-         ["12: tables[0].keys: must name at least one column for keep_tombstones of [decode]: a tombstone has only a key"]),
+         ["12: tables[0].keys: must name at least one column for keep_tombstones of [decode]: a tombstone has only a "
+          "key"]),
         (PIPELINE + KAFKA + DEBEZIUM + TABLE + 'sequence_by = "a"\ndelete_when = "b"\n',
          ['12: tables[0].sequence_by: is set by format = "debezium" of [decode], which would ignore it; leave it out',
           '13: tables[0].delete_when: is set by format = "debezium" of [decode], which would ignore it; leave it out']),

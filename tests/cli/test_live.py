@@ -74,9 +74,12 @@ def test_80_columns(progress):
 def test_120_columns(progress):
     assert shown(progress, 120) == (
         "shop  running  up 1 min · batch 12 · 120 rows/s · 12,000 records behind\n"
-        "table                                    batch  version   took  inserts  updates  deletes  rows/s  behind  commit  aside\n"
-        "./lake/orders                               12       14  1.2 s     1.2M   30,000    4,567  20,576    14 s    12 s      0\n"
-        "…a-long-name/warehouse/lake/order_items     12        3  1 min       80        0        0     1.5    14 s    12 s     10"
+        "table                                    batch  version   took  inserts  updates  deletes  rows/s  behind  "
+        "commit  aside\n"
+        "./lake/orders                               12       14  1.2 s     1.2M   30,000    4,567  20,576    14 s    "
+        "12 s      0\n"
+        "…a-long-name/warehouse/lake/order_items     12        3  1 min       80        0        0     1.5    14 s    "
+        "12 s     10"
     )
 
 
@@ -142,8 +145,8 @@ def test_a_line_of_the_log_says_what_was_merged(progress, make_result):
         execution_time_ms=1_240,
     )
     assert result_line(result, progress.snapshot()) == (
-        "./lake/orders: batch 7, version 9: 1,500 rows, 1,000 inserted, 400 updated, 90 deleted, 10 set aside, 1 conflict in "
-        "1.2 s; 12,000 records behind"
+        "./lake/orders: batch 7, version 9: 1,500 rows, 1,000 inserted, 400 updated, 90 deleted, 10 set aside, 1 "
+        "conflict in 1.2 s; 12,000 records behind"
     )
     skipped = make_result(batch_id=7, skipped=True)
     assert result_line(skipped, progress.snapshot()) == "./lake/orders: batch 7 skipped: the table has it already"

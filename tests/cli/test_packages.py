@@ -150,7 +150,8 @@ def test_a_package_that_no_repository_has_is_named():
         UNRESOLVED.splitlines(), "com.example:nothing:1.0", "[JAVA_GATEWAY_EXITED] Java gateway"
     )
     assert str(error) == (
-        "Spark could not fetch the packages com.example:nothing:1.0: no repository has them. Check the names and the network; "
+        "Spark could not fetch the packages com.example:nothing:1.0: no repository has them. Check the names and the "
+        "network; "
         '"spark.jars.ivySettings" and "spark.jars.repositories" in [spark.conf] set other repositories.'
     )
     assert error.exit_code is ExitCode.CANNOT_START
@@ -168,7 +169,8 @@ def test_a_package_whose_jar_is_missing_is_named():
     ]
     error = explain_start_failure(lines, "com.example:nothing:1.0", "[JAVA_GATEWAY_EXITED] Java gateway")
     assert str(error).startswith(
-        "Spark could not fetch the packages com.example:nothing:1.0, org.example:more_2.13:2: no repository has them. Check "
+        "Spark could not fetch the packages com.example:nothing:1.0, org.example:more_2.13:2: no repository has them. "
+        "Check "
     )
     assert error.exit_code is ExitCode.CANNOT_START
 
@@ -193,8 +195,8 @@ def test_another_failure_of_the_start_is_told_by_the_line_that_says_it():
 
 def test_what_the_jvm_writes_goes_to_the_log_and_a_broker_that_is_away_is_told_once(caplog):
     line = (
-        "26/11/22 10:00:00 WARN NetworkClient: [AdminClient clientId=adminclient-1] Connection to node -1 (kafka/10.0.0.5:9092) "
-        "could not be established. Node may not be available."
+        "26/11/22 10:00:00 WARN NetworkClient: [AdminClient clientId=adminclient-1] Connection to node -1 "
+        "(kafka/10.0.0.5:9092) could not be established. Node may not be available."
     )
     output = JvmOutput()
     script = f"echo 'fetching packages'; echo '{line}' >&2; echo '{line}' >&2"

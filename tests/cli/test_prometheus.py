@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_told_in_a_sentence(metrics):
         with pytest.raises(PipelineError) as caught, Endpoint(metrics[1], "127.0.0.1", port):
             pass
     assert str(caught.value) == (
-        f"The metrics cannot be served at 127.0.0.1:{port}: Address already in use. Choose another prometheus_port in [metrics], "
-        "or 0 for a free one."
+        f"The metrics cannot be served at 127.0.0.1:{port}: Address already in use. Choose another prometheus_port in "
+        "[metrics], or 0 for a free one."
     )
     assert caught.value.exit_code is ExitCode.CANNOT_START

@@ -1,4 +1,5 @@
-"""Five hundred micro-batches through the command: what it uses stays what it was; some ten minutes, so only with --long."""
+"""Five hundred micro-batches through the command: what it uses stays what it was; some ten minutes, so only with
+--long."""
 
 import json
 import os
@@ -60,7 +61,8 @@ def status(pid, name):
 
 
 def footprint(python):
-    """Return what the command uses now: memory in MB, that of the JVM after it has collected its garbage, and threads."""
+    """Return what the command uses now: memory in MB, that of the JVM after it has collected its garbage, and
+    threads."""
     (java,) = Path(f"/proc/{python}/task/{python}/children").read_text().split()
     live = subprocess.run(["jcmd", java, "GC.class_histogram"], capture_output=True, text=True, check=True).stdout
     return {

@@ -197,8 +197,8 @@ def test_kafka_is_read_with_headers_and_no_loss(make_pipeline):
     with pytest.raises(PipelineError) as caught:
         kafka_options(make_pipeline({**KAFKA, "options": {"FailOnDataLoss": "false"}}).source)
     assert str(caught.value) == (
-        "source.options: FailOnDataLoss is always true in a pipeline, so that no record and no change of a key is lost; "
-        "leave the option out."
+        "source.options: FailOnDataLoss is always true in a pipeline, so that no record and no change of a key is "
+        "lost; leave the option out."
     )
 
 
@@ -207,8 +207,8 @@ def test_a_broker_that_is_not_there_is_told_without_spark(make_pipeline):
     with pytest.raises(PipelineError) as caught:
         check_brokers(make_pipeline(source).source)
     assert str(caught.value) == (
-        "No Kafka broker answers at 127.0.0.1:1 (Connection refused), nowhere.invalid:9092 (no such host), odd (not written as "
-        "host:port): start it, or correct bootstrap_servers in [source]."
+        "No Kafka broker answers at 127.0.0.1:1 (Connection refused), nowhere.invalid:9092 (no such host), odd (not "
+        "written as host:port): start it, or correct bootstrap_servers in [source]."
     )
     assert caught.value.exit_code is ExitCode.CANNOT_START
     check_brokers(make_pipeline(FILES).source)

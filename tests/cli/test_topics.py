@@ -1,4 +1,5 @@
-"""Topics that were made anew under a pipeline, told by the ids that a checkpoint keeps; on a real Kafka in tests/end_to_end."""
+"""Topics that were made anew under a pipeline, told by the ids that a checkpoint keeps; on a real Kafka in
+tests/end_to_end."""
 
 import json
 from contextlib import suppress

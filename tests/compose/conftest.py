@@ -6,5 +6,6 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the fixtures once for all folders that ask for them, so that each service is there once in a test run."""
+    """Register the fixtures once for all folders that ask for them, so that each service is there once in a test
+    run."""
     config.pluginmanager.import_plugin("tests.services.fixtures")

@@ -1,4 +1,5 @@
-"""The files of the containers fit together, and to the command; `docker compose` itself checks them where there is one."""
+"""The files of the containers fit together, and to the command; `docker compose` itself checks them where there is
+one."""
 
 from __future__ import annotations
 
@@ -128,7 +129,8 @@ def test_files_that_are_mounted_or_built_from_are_there():
 
 @pytest.fixture
 def docker_compose(tmp_path: Path) -> list[str]:
-    """Return the command that reads the file: `docker compose`, or its predecessor, which does not know the file's name."""
+    """Return the command that reads the file: `docker compose`, or its predecessor, which does not know the file's
+    name."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) is None:
             continue

@@ -1,4 +1,5 @@
-"""What the containers are configured with does its work, on the same parts without containers: from PostgreSQL to Delta tables."""
+"""What the containers are configured with does its work, on the same parts without containers: from PostgreSQL to Delta
+tables."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ COLUMNS = {
 
 @pytest.fixture(scope="module")
 def connect(service_logs: Path, containers: Containers, postgres: Postgres, kafka: Kafka) -> Generator[Connect]:
-    """Return a Kafka Connect with the version of Debezium that the containers have, which is older than that of the other tests."""
+    """Return a Kafka Connect with the version of Debezium that the containers have, which is older than that of the
+    other tests."""
     yield from connect_of(
         service_logs, containers, postgres, kafka, debezium=compose_image("connect").rpartition(":")[2]
     )

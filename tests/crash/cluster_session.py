@@ -1,11 +1,13 @@
-"""The process of tests/crash/test_executor_loss.py: merges on a cluster of two executor processes, one of which dies or stalls.
+"""The process of tests/crash/test_executor_loss.py: merges on a cluster of two executor processes, one of which dies or
+stalls.
 
-Its argument is JSON: the `conf` of its session, the `root` folder and the `scenarios`, each with the name of its `sink`, its
-`step`, its `fault` and whether the target has `deletion_vectors`. It writes `report.json` into the root: for each scenario the
-rows of its tables, how often the fault came, when it began and ended, and the error if there was one.
+Its argument is JSON: the `conf` of its session, the `root` folder and the `scenarios`, each with the name of its
+`sink`, its `step`, its `fault` and whether the target has `deletion_vectors`. It writes `report.json` into the root:
+for each scenario the rows of its tables, how often the fault came, when it began and ended, and the error if there was
+one.
 
-The source has two rows for each key, of which it takes one: which one, and in which order they come, differs each time that it is
-computed.
+The source has two rows for each key, of which it takes one: which one, and in which order they come, differs each time
+that it is computed.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ class Cluster:
         self._wait(lambda: executor not in self._executors())
 
     def stall(self) -> None:
-        """Stop the executor that has most of the kept rows for a while, so that the other runs its tasks a second time."""
+        """Stop the executor that has most of the kept rows for a while, so that the other runs its tasks a second
+        time."""
         keepers = self._keepers()
         executor = max(keepers, key=lambda name: int(keepers[name].size())) if keepers else min(self._executors())
         process = self._processes()[executor]

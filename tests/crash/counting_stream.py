@@ -1,8 +1,8 @@
 """The process that tests/crash/test_kill.py kills: a stream into a Delta table, up to a named step of one micro-batch.
 
-Its argument is JSON: `conf` of the session, `root` folder, `sink` (a name in SINKS), and `step` and `batch_id` to die at, or
-null to run to the end. It appends a line of JSON to `reports.jsonl` in the root for the rows that it found at its
-start, for each result, and for the rows at the end.
+Its argument is JSON: `conf` of the session, `root` folder, `sink` (a name in SINKS), and `step` and `batch_id` to die
+at, or null to run to the end. It appends a line of JSON to `reports.jsonl` in the root for the rows that it found at
+its start, for each result, and for the rows at the end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ RECORDS = "key STRING, value STRING, offset BIGINT, oldkey STRING, newkey STRING
 
 
 def changes_of(records: DataFrame) -> DataFrame:
-    """Return what Debezium's records say, which the files have as text; the other key of a key change is in a header."""
+    """Return what Debezium's records say, which the files have as text; the other key of a key change is in a
+    header."""
     headers = [
         F.when(
             F.col(name).isNotNull(),
@@ -79,7 +80,8 @@ def debezium_sink(path: str, **options: Any) -> MergeSink:
 
 
 def keyless_sink(path: str, **options: Any) -> MergeSink:
-    """Return the sink of a table of ids without a key: n adds a row at sequence n, -n removes an equal one at sequence n."""
+    """Return the sink of a table of ids without a key: n adds a row at sequence n, -n removes an equal one at sequence
+    n."""
     is_removal = "n < 0"
     before = f"CASE WHEN {is_removal} THEN named_struct('id', id) END"
     return merge_sink(

@@ -1,6 +1,8 @@
-"""Executors that die or stall, and blocks of kept rows that are lost, in a merge on a real cluster of two executor processes.
+"""Executors that die or stall, and blocks of kept rows that are lost, in a merge on a real cluster of two executor
+processes.
 
-In every scenario each key must be in the table once, with a value that the source gives it: docs/guarantees.md, "One evaluation".
+In every scenario each key must be in the table once, with a value that the source gives it: docs/guarantees.md, "One
+evaluation".
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ STALLS = (
     ("ordered", "remembering", True),
     ("quarantine", "locating", False),
 )
-"""Where an executor stands still, so that its tasks are run twice: the sinks, the steps, and whether there are deletion vectors."""
+"""Where an executor stands still, so that its tasks are run twice: the sinks, the steps, and whether there are deletion
+vectors."""
 
 
 def _scenarios() -> dict[str, dict[str, Any]]:
-    """Return the scenarios: an executor of every sink is killed, and every other loses blocks, at steps that take turns."""
+    """Return the scenarios: an executor of every sink is killed, and every other loses blocks, at steps that take
+    turns."""
     found = {}
     for number, sink in enumerate(SINKS):
         for fault, is_other in (("kill", False), ("drop", True))[: 1 + number % 2]:

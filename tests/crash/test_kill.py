@@ -1,7 +1,7 @@
 """Kill -9, Python and its JVM at once, at each named step of a micro-batch; the restarted query finishes exactly once.
 
-Each process dies in the micro-batch after the one in which its predecessor died, so that every start is both the recovery from one
-kill and the way to the next.
+Each process dies in the micro-batch after the one in which its predecessor died, so that every start is both the
+recovery from one kill and the way to the next.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def check_kills(
 ) -> None:
     """Kill a process at each step, one micro-batch further each time, then run one to the end.
 
-    Before that, processes are killed in the first micro-batch, at the steps of `setup`, each after a commit that leaves no batch.
+    Before that, processes are killed in the first micro-batch, at the steps of `setup`, each after a commit that leaves
+    no batch.
     """
     for step in setup:
         assert stream.run(step, 0) == -signal.SIGKILL, f"at {step}:\n{last_lines(stream.log)}"
@@ -121,7 +122,8 @@ def check_kills(
 
 @pytest.fixture
 def kills_of(request: pytest.FixtureRequest):
-    """Return a function that leaves steps to the long tier: each starts a process, and the crash matrix has all of them."""
+    """Return a function that leaves steps to the long tier: each starts a process, and the crash matrix has all of
+    them."""
 
     def kills(steps: Sequence[str], left_out: Sequence[str]) -> tuple[str, ...]:
         assert {*left_out} < {*steps}
@@ -152,9 +154,9 @@ def test_kill_at_the_steps_of_merge_on_read(start_stream, kills_of):
 class ChangeLog:
     """Batches of Debezium's records, and what the table has and remembers after them.
 
-    In each batch a row comes, the one of the batch before gets another key and does not send its value, the one that had got
-    its key then is deleted, and older changes of those keys come late. Two records are no changes. In one batch the table is
-    truncated first.
+    In each batch a row comes, the one of the batch before gets another key and does not send its value, the one that
+    had got its key then is deleted, and older changes of those keys come late. Two records are no changes. In one batch
+    the table is truncated first.
 
     Attributes:
         batches: The records.
@@ -216,7 +218,8 @@ class ChangeLog:
 
 
 def test_rows_and_what_is_remembered_never_disagree(spark: SparkSession, tmp_path: Path, kills_of):
-    """A table that the sink makes, killed while its state is written and around its commit: it is as if nothing had happened."""
+    """A table that the sink makes, killed while its state is written and around its commit: it is as if nothing had
+    happened."""
     kills = tuple(f"{step}{DURING}" for step in ("quarantining", "handing_on", "remembering"))
     kills += ("truncating", f"forgetting{DURING}", "forgotten", "after_commit")
     kills = kills_of(kills, left_out=(f"quarantining{DURING}", "forgotten"))
@@ -254,7 +257,8 @@ def rows_left(*batches: Batch) -> list[tuple[int, None]]:
 
 def test_rows_without_a_key_are_counted_once(start_stream):
     kills = ("after_commit",)
-    # Two equal rows; one of the batch before goes, another of it comes again; a removal whose row comes with the next batch.
+    # Two equal rows; one of the batch before goes, another of it comes again; a removal whose row comes with the next
+    # batch.
     batches = [
         [
             *[(number, 10 * number + 1), (number, 10 * number + 2)],

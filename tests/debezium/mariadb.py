@@ -1,4 +1,5 @@
-"""Logs captured from a real MariaDB and a real MySQL: columns of each table, rows in the form of the database's contents."""
+"""Logs captured from a real MariaDB and a real MySQL: columns of each table, rows in the form of the database's
+contents."""
 
 from __future__ import annotations
 

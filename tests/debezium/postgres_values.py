@@ -172,7 +172,8 @@ def _number(text: str) -> str:
 
 
 def _time(text: str) -> str:
-    """Return PostgreSQL's text: years before Christ as such, no zeros at the end of a fraction, no zone, which is UTC."""
+    """Return PostgreSQL's text: years before Christ as such, no zeros at the end of a fraction, no zone, which is
+    UTC."""
     text = text.replace("+00", "")
     text = re.sub(r"([.]\d*?)0+(?=$| )", r"\1", text).rstrip(".").replace(". ", " ")
     found = re.match(r"([+-]?\d{4,})(-\d\d-.*)$", text)

@@ -1,4 +1,5 @@
-"""Columns that the messages' schema parts tell, batch by batch: altered tables, late records, batches that tell little."""
+"""Columns that the messages' schema parts tell, batch by batch: altered tables, late records, batches that tell
+little."""
 
 from datetime import date, datetime
 from decimal import Decimal

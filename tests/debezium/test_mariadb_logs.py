@@ -1,8 +1,9 @@
 """Logs of a real MariaDB, by Debezium's connector for it, and of a MySQL: they give the database's own contents.
 
 The load has every type with its extremes, odd names, keys of many types, key changes, deletes and inserts of one key in
-one transaction, rollbacks, statements of many rows, TRUNCATE, ALTER TABLE and seven binlog files. The snapshot was taken
-while rows were written; the worker was killed with -9 and delivered events again; in the end came an incremental snapshot.
+one transaction, rollbacks, statements of many rows, TRUNCATE, ALTER TABLE and seven binlog files. The snapshot was
+taken while rows were written; the worker was killed with -9 and delivered events again; in the end came an incremental
+snapshot.
 """
 
 from collections import Counter
@@ -48,7 +49,8 @@ def test_the_log_of_mysql_makes_its_own_tables(spark, table):
 
 
 def test_a_snapshot_that_was_begun_anew_repairs_what_was_lost_in_between(spark):
-    """The worker was killed before it had committed an offset, and the changes between it and the second snapshot were not sent."""
+    """The worker was killed before it had committed an offset, and the changes between it and the second snapshot were
+    not sent."""
     own = read_own(SECOND_SNAPSHOT, "lines")
     rows = own_rows(fold(decode(spark, "lines", SECOND_SNAPSHOT).collect(), KEYS["lines"]))
     assert not own - rows
@@ -69,7 +71,8 @@ def test_columns_and_keys_are_learnt_from_the_messages(spark, table):
     given = debezium.fields.resolve_columns(COLUMNS[table])
     expected = {name: field.data_type for name, field in given.items()}
     if table == "zoo":
-        # BIGINT UNSIGNED with bigint.unsigned.handling.mode=precise; a FLOAT(7, 3) is a double, and points have their coordinates.
+        # BIGINT UNSIGNED with bigint.unsigned.handling.mode=precise; a FLOAT(7, 3) is a double, and points have their
+        # coordinates.
         expected |= {"bu": T.DecimalType(20, 0), "ti": T.ShortType(), "f2": T.DoubleType(), "pt": types["pt"]}
         assert types["pt"].simpleString() == "struct<x:double,y:double,wkb:binary,srid:int>"
     if table == "altered":
@@ -117,7 +120,8 @@ def test_what_the_connector_sends_of_values_that_it_cannot_send(spark):
     rows = {row["id"]: row for row in fold(decode(spark, "lossy").collect(), ["id"])}
     epoch, default = "1970-01-01 00:00:00", "2000-01-01"
     texts = {number: {name: str(value) for name, value in row.items()} for number, row in rows.items()}
-    # Zero dates: NULL; where NOT NULL, the column's default or 1970. The log has the timestamp's 0, the snapshot its default.
+    # Zero dates: NULL; where NOT NULL, the column's default or 1970. The log has the timestamp's 0, the snapshot its
+    # default.
     for number, stamp, year in ((1, "None", "2000"), (11, epoch, "1900")):
         row = texts[number]
         assert [row[name] for name in ("da", "dann", "dt", "dtnn", "ts")] == ["None", default, "None", epoch, stamp]

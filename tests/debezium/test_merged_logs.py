@@ -26,7 +26,8 @@ NUM_BATCHES = 4
 
 
 def batches_of(changes, number):
-    """Cut a log into batches as partitions are read: each in order, at its own speed; a part of each batch comes twice."""
+    """Cut a log into batches as partitions are read: each in order, at its own speed; a part of each batch comes
+    twice."""
     by_partition = changes.groupBy("_change.partition").agg(F.max("_change.offset").alias("last"))
     ends = {row["partition"]: row["last"] + 1 for row in by_partition.collect()}
     place = F.lit(0)

@@ -1,4 +1,5 @@
-"""A real log of all types, odd names, keys of any type, changed keys and changed columns makes the database's own contents."""
+"""A real log of all types, odd names, keys of any type, changed keys and changed columns makes the database's own
+contents."""
 
 import gzip
 import json

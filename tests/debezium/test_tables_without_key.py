@@ -1,4 +1,5 @@
-"""Logs of tables without a key, through a sink: the table has the database's rows, equal ones as often as the database."""
+"""Logs of tables without a key, through a sink: the table has the database's rows, equal ones as often as the
+database."""
 
 import json
 

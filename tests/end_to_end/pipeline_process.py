@@ -14,7 +14,8 @@ from tests.conftest import SESSION_CONF
 from tests.services.processes import Process, ServiceError
 
 MERGE_SECONDS = 300
-"""For the start, with the first download of Spark's packages, and the first merges, on a machine that has other things to do."""
+"""For the start, with the first download of Spark's packages, and the first merges, on a machine that has other things
+to do."""
 CATCH_UP_SECONDS = 600
 
 SPARK_CONF = {

@@ -1,7 +1,7 @@
 """A shop's database under a seeded load of several clients, with everything that makes change data hard to follow.
 
-Each client draws from a generator of its own, so that what it tries is the same for one seed; how the clients interleave, and
-with it which transactions fail for a lock or a key that is gone, is not.
+Each client draws from a generator of its own, so that what it tries is the same for one seed; how the clients
+interleave, and with it which transactions fail for a lock or a key that is gone, is not.
 """
 
 from __future__ import annotations

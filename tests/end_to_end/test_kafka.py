@@ -1,4 +1,5 @@
-"""The command on a real Kafka: topics that are not there or come later, a broker that is away, records that are dropped."""
+"""The command on a real Kafka: topics that are not there or come later, a broker that is away, records that are
+dropped."""
 
 from __future__ import annotations
 
@@ -81,8 +82,8 @@ def test_validate_tells_topics_that_are_not_there(kafka: Kafka, prefix: str, wri
     named = start("validate", "pipeline.toml")
     assert named.wait(timeout=SECONDS) == 2, printed(named)
     assert printed(named).splitlines() == [
-        f"pipeline.toml:9: source.topics[1]: Kafka has no topic {prefix}.items at {kafka.bootstrap_servers}; create it, or "
-        "correct its name"
+        f"pipeline.toml:9: source.topics[1]: Kafka has no topic {prefix}.items at {kafka.bootstrap_servers}; create "
+        "it, or correct its name"
     ]
 
     write_pipeline(f"topic_pattern = '{prefix}[.]customers.*'")
@@ -94,8 +95,8 @@ def test_validate_tells_topics_that_are_not_there(kafka: Kafka, prefix: str, wri
 
 
 def test_nothing_is_lost_or_skipped(spark: SparkSession, kafka: Kafka, prefix: str, write_pipeline, start, tmp_path):
-    """A topic comes later, the broker is away for longer than a request waits, drops records that nobody has read, and then has
-    another topic of the same name, with more records than were read of the old one.
+    """A topic comes later, the broker is away for longer than a request waits, drops records that nobody has read, and
+    then has another topic of the same name, with more records than were read of the old one.
     """
     write_pipeline(f"topic_pattern = '{prefix}[.].*'\nmax_offsets_per_trigger = 1\n{IMPATIENT}")
     orders, items = f"{prefix}.orders", f"{prefix}.items"
@@ -166,7 +167,8 @@ def test_a_topic_that_no_table_takes(spark: SparkSession, kafka: Kafka, prefix: 
         send(kafka, topic, (1, 10), (2, 20))
     write_pipeline(f"topic_pattern = '{prefix}.*'")
     assert failure_of(start("run", "pipeline.toml", "--once")) == (
-        f"No table takes '{visits}' (2 row(s)), so nothing of this micro-batch was merged: add a [[tables]] with this source, or "
+        f"No table takes '{visits}' (2 row(s)), so nothing of this micro-batch was merged: add a [[tables]] with this "
+        "source, or "
         'set unknown = "ignore" in [pipeline].'
     )
     assert not (tmp_path / "lake").exists()

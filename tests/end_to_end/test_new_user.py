@@ -1,4 +1,5 @@
-"""The way of a new user as docs/command-line.md tells it, each step a process, on a real Kafka with what Debezium has written."""
+"""The way of a new user as docs/command-line.md tells it, each step a process, on a real Kafka with what Debezium has
+written."""
 
 from __future__ import annotations
 
@@ -134,8 +135,8 @@ def test_a_column_that_the_source_gets_later(
     send(kafka, topic, events[first:])
     said = stream_merge("run --once pipeline.toml")
     assert [line.split(" ", 2)[2] for line in said.splitlines() if "WARNING" in line] == [
-        "WARNING ./lake/customers: the table has no column phone, so its values are left out; set merge_schema, add it to "
-        "the table, or name it in except_columns"
+        "WARNING ./lake/customers: the table has no column phone, so its values are left out; set merge_schema, add "
+        "it to the table, or name it in except_columns"
     ]
     expected = Counter[str]()
     phones = set()

@@ -71,7 +71,8 @@ def test_every_table_equals_the_database(
     prefix: str,
     pipeline: PipelineProcess,
 ):
-    """The pipeline is killed twice and the broker restarted once, all while clients change the database and its schema."""
+    """The pipeline is killed twice and the broker restarted once, all while clients change the database and its
+    schema."""
     orders = create_shop(database, seed=SEED, publication=prefix)
     load = Load(database, orders, seed=SEED, pause=0.2)
     with connect.connector(prefix, connect.debezium_config(database, prefix)):

@@ -53,7 +53,8 @@ def records(spark: SparkSession, postgres: Postgres, kafka: Kafka, connect: Conn
 
 
 def decoded(records: DataFrame, kind: str, decimals: Any) -> list[tuple[Any, ...]]:
-    """Return number, double and error of the rows, as they are in the snapshot and, which must be the same, in the log."""
+    """Return number, double and error of the rows, as they are in the snapshot and, which must be the same, in the
+    log."""
     rows = debezium.changes(records, f"id INT, n {kind}, d DOUBLE", ["id"], decimals=decimals).orderBy("id").collect()
     assert [(row["id"], row["_change"]["op"]) for row in rows] == [(i + 1, "rrrrcccc"[i]) for i in range(8)]
     found = [(row["n"], row["d"], row["_change"]["error"]) for row in rows]

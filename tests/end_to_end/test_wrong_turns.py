@@ -1,4 +1,5 @@
-"""What `stream-merge run` says on a real Kafka when something that it needs is not there: a sentence, and the exit code."""
+"""What `stream-merge run` says on a real Kafka when something that it needs is not there: a sentence, and the exit
+code."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def test_a_topic_that_does_not_exist(kafka: Kafka, orders: str, prefix: str, wri
     write_pipeline(f'topics = ["{orders}", "{prefix}.items", "{prefix}.lines"]')
     assert said(start("run", "--once", "pipeline.toml"), 3) == [
         STARTED,
-        f"Kafka has no topic {prefix}.items, {prefix}.lines at {kafka.bootstrap_servers}: create it, or correct topics in "
-        "[source].",
+        f"Kafka has no topic {prefix}.items, {prefix}.lines at {kafka.bootstrap_servers}: create it, or correct "
+        "topics in [source].",
     ]
     assert not (tmp_path / "lake").exists()
 
@@ -48,8 +49,8 @@ def test_a_pattern_that_matches_no_topic(kafka: Kafka, prefix: str, write_pipeli
     write_pipeline(f"topic_pattern = '{prefix}[.]customers.*'")
     assert said(start("run", "--once", "pipeline.toml"), 0) == [
         STARTED,
-        f"WARNING no topic at {kafka.bootstrap_servers} matches {prefix}[.]customers.*, so there is nothing to merge; create one, "
-        "or correct topic_pattern in [source]",
+        f"WARNING no topic at {kafka.bootstrap_servers} matches {prefix}[.]customers.*, so there is nothing to merge; "
+        "create one, or correct topic_pattern in [source]",
         "INFO ended: everything available is merged",
     ]
 
@@ -79,7 +80,8 @@ def test_a_pattern_that_matches_a_topic_later(kafka: Kafka, prefix: str, write_p
         pytest.param(
             {"key": "number"},
             2,
-            "./lake/orders: keys names number, and the source has no such column. Name some of those that it has: id, qty.",
+            "./lake/orders: keys names number, and the source has no such column. Name some of those that it has: id, "
+            "qty.",
             id="a key that is no column",
         ),
     ],
@@ -97,7 +99,8 @@ def test_a_broker_that_is_not_there(orders: str, write_pipeline, start):
     [port] = free_ports(1)
     write_pipeline(f'topics = ["{orders}"]', servers=f"127.0.0.1:{port}")
     assert said(start("run", "--once", "pipeline.toml"), 3) == [
-        f"No Kafka broker answers at 127.0.0.1:{port} (Connection refused): start it, or correct bootstrap_servers in [source]."
+        f"No Kafka broker answers at 127.0.0.1:{port} (Connection refused): start it, or correct bootstrap_servers in "
+        "[source]."
     ]
 
 

@@ -1,8 +1,8 @@
 """A model of how micro-batches get into a Delta table, small enough to visit every state that it can come to.
 
-Two sinks, an OPTIMIZE and a statement of SQL share a table. Each goes through its steps one at a time, in every order. The answer
-to a commit is lost, a commit fails, a process dies, at every moment at which it can. What a version holds is compared with the same
-batches and statements done one after the other in the order of the log, on a plain dictionary.
+Two sinks, an OPTIMIZE and a statement of SQL share a table. Each goes through its steps one at a time, in every order.
+The answer to a commit is lost, a commit fails, a process dies, at every moment at which it can. What a version holds is
+compared with the same batches and statements done one after the other in the order of the log, on a plain dictionary.
 
 The steps are those of `stream_merge.steps` and of `stream_merge.table.exactly_once`; test_traces.py walks the real sink
 through them.
@@ -53,7 +53,8 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Version:
-    """A version of the table; `version_of` makes it, so that equal ones are the same object, and states are compared fast.
+    """A version of the table; `version_of` makes it, so that equal ones are the same object, and states are compared
+    fast.
 
     Attributes:
         author: Whose commit it is: a process and its batch, or the name of a statement.
@@ -395,7 +396,8 @@ class WrongTableError(AssertionError):
 
 
 def serially(model: Model) -> Callable[[tuple[str, ...]], dict[int, tuple[int, int]]]:
-    """Return a function from the authors of a log to the rows that they give one after the other: key to n and sequence."""
+    """Return a function from the authors of a log to the rows that they give one after the other: key to n and
+    sequence."""
     effects = {f"{app}{n}": batch for app, batches in model.batches.items() for n, batch in enumerate(batches)}
 
     @cache

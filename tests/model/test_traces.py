@@ -66,7 +66,8 @@ def to_its_end(model: Model, explored: Explored, before: State, step: Step, stat
 
 
 def with_work(model: Model, trace: Trace) -> Iterator[tuple[Step, State]]:
-    """Yield the steps before an OPTIMIZE with nothing to do: Spark may write several files where the model writes one."""
+    """Yield the steps before an OPTIMIZE with nothing to do: Spark may write several files where the model writes
+    one."""
     before = model.start()
     for step, state in trace:
         if step.process == "optimize" and state.log == before.log:

@@ -193,7 +193,8 @@ class Walk:
         return Actor(batches=batches, new_sink=new_sink, merge=merge)
 
     def _hook(self, patch: pytest.MonkeyPatch) -> None:
-        """Stop the sinks where the model's processes stop, and let their commits go wrong; all else is the real sink."""
+        """Stop the sinks where the model's processes stop, and let their commits go wrong; all else is the real
+        sink."""
         real_commit, real_back_off = Transaction.commit, exactly_once.back_off
 
         def current() -> Actor | None:

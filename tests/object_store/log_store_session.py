@@ -1,7 +1,8 @@
 """A driver process of tests/object_store that commits by its log store alone, as fast as it can.
 
-Its argument is JSON: the `conf` of its session, its `name`, the class `log_store`, the folder `log`, the number of `commits`, and a
-`root` folder, into which it writes `report.json`: the commits of its own that lie in the log at the end.
+Its argument is JSON: the `conf` of its session, its `name`, the class `log_store`, the folder `log`, the number of
+`commits`, and a `root` folder, into which it writes `report.json`: the commits of its own that lie in the log at the
+end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A proxy on loopback in front of an S3 server, which loses chosen answers to commits.
 
-S3 decides a conditional PUT at one moment. The server behind looks first and writes then, in threads, so the proxy lets one
-conditional PUT through at a time; plain PUTs go side by side.
+S3 decides a conditional PUT at one moment. The server behind looks first and writes then, in threads, so the proxy lets
+one conditional PUT through at a time; plain PUTs go side by side.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class S3Proxy:
             self.commits[fate] += 1
 
     def _fate_of(self, path: str, body: bytes) -> str | None:
-        """Return what is to happen to a PUT of a commit: every seventh answer is lost, some of them as often as it is asked."""
+        """Return what is to happen to a PUT of a commit: every seventh answer is lost, some of them as often as it is
+        asked."""
         if not self.loses_answers:
             return None
         with self._lock:

@@ -1,7 +1,8 @@
-"""Two drivers that merge into one table on S3, of whose answers some are lost: no commit is lost, and none is made twice.
+"""Two drivers that merge into one table on S3, of whose answers some are lost: no commit is lost, and none is made
+twice.
 
-STREAM_MERGE_TEST_COMMITS says how many micro-batches each driver merges, 20 by default, and STREAM_MERGE_TEST_LOG_COMMITS how many
-commits each makes without a merge, 500 by default.
+STREAM_MERGE_TEST_COMMITS says how many micro-batches each driver merges, 20 by default, and
+STREAM_MERGE_TEST_LOG_COMMITS how many commits each makes without a merge, 500 by default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A driver process of tests/object_store: a streaming query that merges into a table on S3.
 
-Its argument is JSON: the `conf` of its session, its `name`, the `target`, the number of `batches`, the options of its sink, and a
-`root` folder, into which it writes `report.json`.
+Its argument is JSON: the `conf` of its session, its `name`, the `target`, the number of `batches`, the options of its
+sink, and a `root` folder, into which it writes `report.json`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ class MovedRows(FaultyTable):
         return {**change, **key, **sequence}
 
     def _later(self, row: Row, new_key: Row) -> list[Row]:
-        """Return the sequences that are newer than all that is known of a row and of the key that it gets, in their order."""
+        """Return the sequences that are newer than all that is known of a row and of the key that it gets, in their
+        order."""
         model = self.model
         known = [
             model.place_of(row),

@@ -99,7 +99,8 @@ CHANGES = st.lists(
     min_size=1,
     max_size=6,
 )
-"""Of each change the places of keys and sequence in their pools, what it does, a text, a number, and what it leaves alone."""
+"""Of each change the places of keys and sequence in their pools, what it does, a text, a number, and what it leaves
+alone."""
 
 Changes = Sequence[tuple[tuple[int, int], tuple[int, int], str, int, int, int]]
 ANY: Changes = [((0, 0), (0, 0), "u", 0, 0, 0)]

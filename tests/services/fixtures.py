@@ -1,12 +1,13 @@
 """The fixtures `kafka`, `postgres` and `connect`, one of each for a test run, from the first way that there is.
 
-1. An address: STREAM_MERGE_TEST_KAFKA (`host:port`), STREAM_MERGE_TEST_POSTGRES (a libpq URI or connection string of a superuser)
-   and STREAM_MERGE_TEST_CONNECT (a URL). Where that worker has another address of the database, as with docker-compose.yml,
-   STREAM_MERGE_TEST_POSTGRES_INSIDE (`host:port`) says it.
+1. An address: STREAM_MERGE_TEST_KAFKA (`host:port`), STREAM_MERGE_TEST_POSTGRES (a libpq URI or connection string of a
+   superuser) and STREAM_MERGE_TEST_CONNECT (a URL). Where that worker has another address of the database, as with
+   docker-compose.yml, STREAM_MERGE_TEST_POSTGRES_INSIDE (`host:port`) says it.
 2. Containers, where an engine answers.
 3. Processes on this machine: PostgreSQL as it is installed; Kafka and Kafka Connect from Maven, which need a Java.
 
-Where there is no way, the tests are skipped with the reasons of all three; with STREAM_MERGE_TEST_REQUIRE_SERVICES=1 they fail.
+Where there is no way, the tests are skipped with the reasons of all three; with STREAM_MERGE_TEST_REQUIRE_SERVICES=1
+they fail.
 """
 
 from __future__ import annotations

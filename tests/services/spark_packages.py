@@ -14,8 +14,8 @@ OLDER_TOKEN_PROVIDER = "4.0.0"
 def kafka_conf() -> dict[str, str]:
     """Return what a pipeline's `[spark.conf]` needs for the Kafka source to be had; normally nothing.
 
-    Mirrors of Maven's repository may lack the token provider of the newest Spark, which the Kafka source loads but uses for
-    Kerberos alone. One of an older Spark stands in for it then.
+    Mirrors of Maven's repository may lack the token provider of the newest Spark, which the Kafka source loads but uses
+    for Kerberos alone. One of an older Spark stands in for it then.
 
     Raises:
         Unavailable: That is not to be had either.

@@ -7,6 +7,7 @@ from stream_merge.tombstones import manifest
 
 @pytest.fixture
 def max_files(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Merge files of tombstones when there are more than these few, so that a handful of merges gets there; return the number."""
+    """Merge files of tombstones when there are more than these few, so that a handful of merges gets there; return the
+    number."""
     monkeypatch.setattr(manifest, "MAX_FILES", 3)
     return 3

@@ -17,8 +17,8 @@ LOGS = 60
 def drawn(plain: int) -> settings:
     """Return the settings: so many examples in a plain run, or as many others as STREAM_MERGE_EXAMPLES says.
 
-    The examples of plain runs are always the same, so that a change is judged by what it does. They are not made smaller when
-    one fails, which would take Spark minutes.
+    The examples of plain runs are always the same, so that a change is judged by what it does. They are not made
+    smaller when one fails, which would take Spark minutes.
     """
     return settings(
         max_examples=int(EXAMPLES or plain),

@@ -1,4 +1,5 @@
-"""The Spark jobs that ran, as the UI has them. Not by their number: Spark forgets the oldest of more than a thousand."""
+"""The Spark jobs that ran, as the UI has them. Not by their number: Spark forgets the oldest of more than a
+thousand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the statistics of a table's files say, held against what the files hold.
 
-The log is read from its JSON and the files by pyarrow, so that no code of Spark or Delta stands between: bounds are compared at the
-full precision of the text in the log.
+The log is read from its JSON and the files by pyarrow, so that no code of Spark or Delta stands between: bounds are
+compared at the full precision of the text in the log.
 """
 
 from __future__ import annotations

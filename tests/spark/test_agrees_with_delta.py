@@ -112,8 +112,8 @@ def merge_and_compare(spark: SparkSession, table: RandomTable, merge: RandomMerg
     assert error is None
     has_feed = table.properties["delta.enableChangeDataFeed"] == "true"
     ours, deltas = (look_at(spark, where, since=version, has_feed=has_feed) for where in (path, copy))
-    # Delta counts the source rows that its joins happen to read: none where Spark proves that nothing matches, and each twice
-    # where it finds nothing to hash by, which depends on what the optimizer makes of random conditions.
+    # Delta counts the source rows that its joins happen to read: none where Spark proves that nothing matches, and each
+    # twice where it finds nothing to hash by, which depends on what the optimizer makes of random conditions.
     if deltas.metrics:
         num_rows = len(merge.rows)
         assert deltas.metrics.pop("numSourceRows") in (0, num_rows, 2 * num_rows)

@@ -1,6 +1,7 @@
 """Random logs, cut into batches, shuffled and repeated at random: the table is what the plain fold of the log gives.
 
-What becomes of a key is decided by its own changes, so each merge carries the logs of many keys that know nothing of each other.
+What becomes of a key is decided by its own changes, so each merge carries the logs of many keys that know nothing of
+each other.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Fold = Callable[[Batches], list[tuple[Any, ...]]]
 def check(
     spark: SparkSession, create_table: CreateTable, read_rows: Any, deletion_vectors: bool, tmp_path: Path
 ) -> Callable[..., None]:
-    """Return a function that merges batches into a new table of some columns and compares its rows with those of a fold."""
+    """Return a function that merges batches into a new table of some columns and compares its rows with those of a
+    fold."""
     numbers = itertools.count()
 
     def merge_and_compare(batches: Batches, fold: Fold, schema: str, columns: Sequence[str], **options: Any) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ALIKE = (
-    "the source has the columns v and V, which Delta does not tell apart: rename all but one of them in the source, or leave them "
-    "out (for stream_merge.debezium by columns=, which takes names exactly)"
+    "the source has the columns v and V, which Delta does not tell apart: rename all but one of them in the source, "
+    "or leave them out (for stream_merge.debezium by columns=, which takes names exactly)"
 )
 
 
@@ -101,8 +101,8 @@ def test_values_that_no_column_takes_are_told_once(create_table, create_source, 
         sink.merge(create_source("id INT, v INT, New INT, note STRING", [(1, 1, 1, "a")]))
         sink.merge(create_source("id INT, v INT, note STRING, New INT", [(2, 2, "b", 2)]))
         assert warnings(caplog) == [
-            f"{path}: the table has no column New, note, so its values are left out; set merge_schema, add it to the table, or "
-            "name it in except_columns"
+            f"{path}: the table has no column New, note, so its values are left out; set merge_schema, add it to the "
+            "table, or name it in except_columns"
         ]
         sink.merge(create_source("id INT, v INT, more INT", [(3, 3, 3)]))
         assert len(warnings(caplog)) == 2

@@ -1,4 +1,5 @@
-"""Bounds of files are read and written with all their digits: rounded ones hide rows from the merge and from every reader."""
+"""Bounds of files are read and written with all their digits: rounded ones hide rows from the merge and from every
+reader."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def test_statistics_of_a_file_that_loses_rows_stay_byte_for_byte(
     [
         '{"numRecords":1}',
         '{"numRecords":1,"tightBounds":true,"minValues":{"d":0.333333333333333333}}',
-        '{ "numRecords" : 1 , "minValues" : {"tightBounds": true, "a": "\\"tightBounds\\":true"} , "tightBounds" : true }',
+        '{ "numRecords" : 1 , "minValues" : {"tightBounds": true, "a": "\\"tightBounds\\":true"} , "tightBounds" : '
+        "true }",
         "{}",
     ],
 )

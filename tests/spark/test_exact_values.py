@@ -55,7 +55,8 @@ CASES = [
     ids=["interpreted", "compiled"],
 )
 def test_what_a_cast_would_change_is_set_aside(spark, create_table, create_source, read_rows, tmp_path, compiled):
-    """A row for each case of which it has the value that is changed, all others being NULL; one with all that is kept."""
+    """A row for each case of which it has the value that is changed, all others being NULL; one with all that is
+    kept."""
     names = [f"v{number}" for number in range(len(CASES))]
     path = create_table(
         ", ".join(["id INT", *(f"{name.upper()} {case[1]}" for name, case in zip(names, CASES, strict=True))])
@@ -100,8 +101,8 @@ def test_without_a_quarantine_the_batch_is_refused(create_table, create_source, 
     with pytest.raises(SchemaMismatchError) as raised:
         merge_sink(path, keys="id", sequence_by="id").merge(create_source(f"id INT, v {kind}", [(1, None), (2, value)]))
     assert str(raised.value) == (
-        f"V: {value} is {kind}, which {target} cannot hold without a loss. Widen the column, or cast in the source if the value "
-        "may be changed."
+        f"V: {value} is {kind}, which {target} cannot hold without a loss. Widen the column, or cast in the source if "
+        "the value may be changed."
     )
     assert read_rows(path) == []
 

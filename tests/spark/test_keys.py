@@ -1,4 +1,5 @@
-"""Which keys are the same: by their values as the target has them, whatever type they come with and however they are looked up."""
+"""Which keys are the same: by their values as the target has them, whatever type they come with and however they are
+looked up."""
 
 from __future__ import annotations
 

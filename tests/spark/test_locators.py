@@ -185,14 +185,16 @@ def test_the_index_is_of_the_files_that_one_batch_after_the_other_asks_for(
     sink = merge_sink(path, keys="k")
     expected = {key: 0 for start in (0, 100, 200) for key in range(start, start + 20)}
     asked_for = [
-        # The first batch may be the last that looks into this file; the third looks also into what the batches before wrote.
+        # The first batch may be the last that looks into this file; the third looks also into what the batches before
+        # wrote.
         ([205, 206], "scan"),
         ([205, 230], "index"),
         ([206, 230, 231], "index"),
         # Another file, and back again.
         ([105, 106], "scan"),
         ([207, 232], "index"),
-        # The index has that file no more than the first one, which nobody asked for; of all rows these are too many to be read.
+        # The index has that file no more than the first one, which nobody asked for; of all rows these are too many to
+        # be read.
         ([5, 107, 208], "scan"),
         ([6, 108, 209], "index"),
         # Fewer rows than an index is worth.
@@ -208,7 +210,8 @@ def test_the_index_is_of_the_files_that_one_batch_after_the_other_asks_for(
 
 @pytest.mark.core
 def test_the_index_answers_where_the_order_of_changes_counts(spark, create_table, read_rows):
-    """Against a dictionary, in batches whose sequences overlap: some changes are older than their row, or its delete."""
+    """Against a dictionary, in batches whose sequences overlap: some changes are older than their row, or its
+    delete."""
 
     def as_sequence(place: int) -> tuple[int, str | None]:
         return place // 10, None if place % 10 == 0 else str(place % 10)

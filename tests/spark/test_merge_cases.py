@@ -1,4 +1,5 @@
-"""Every conformance case through a sink, in one write strategy or in each: what Delta's own MERGE gives is what must come out."""
+"""Every conformance case through a sink, in one write strategy or in each: what Delta's own MERGE gives is what must
+come out."""
 
 from __future__ import annotations
 

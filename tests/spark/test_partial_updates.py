@@ -1,4 +1,5 @@
-"""Changes that set some columns of a row: values that were not sent, NULL that means unknown, several writers of one table."""
+"""Changes that set some columns of a row: values that were not sent, NULL that means unknown, several writers of one
+table."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ class TestValuesThatWereNotSent:
     def test_a_delete_takes_the_values_of_its_own_sequence_that_came_before_it(
         self, create_table, create_source, read_rows, deletion_vectors
     ):
-        """Of one sequence the change of the later batch counts; what came after the delete stays, whatever comes with it again."""
+        """Of one sequence the change of the later batch counts; what came after the delete stays, whatever comes with
+        it again."""
         path = create_table(TARGET, deletion_vectors=deletion_vectors)
         sink = unsent(path)
         sink.merge(create_source(SCHEMA, [(key, "a5", "b5", 5, "u", None) for key in (1, 2)]))

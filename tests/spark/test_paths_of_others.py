@@ -1,4 +1,5 @@
-"""Logs of writers that spell the paths of files otherwise than Delta: what a merge removes is spelt as the log has it."""
+"""Logs of writers that spell the paths of files otherwise than Delta: what a merge removes is spelt as the log has
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A target that is given as a path below the working directory, as in the examples: Spark's SQL takes absolute paths only."""
+"""A target that is given as a path below the working directory, as in the examples: Spark's SQL takes absolute paths
+only."""
 
 from __future__ import annotations
 

@@ -405,7 +405,8 @@ def test_explain_says_how_rows_are_found(create_table, create_source):
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Logs of rows without a key, each of other rows, and the batches that they arrive in: every event at least once."""
+    """Logs of rows without a key, each of other rows, and the batches that they arrive in: every event at least
+    once."""
 
     rows: list[tuple[Any, ...]]
     batches: list[list[tuple[Any, ...]]]

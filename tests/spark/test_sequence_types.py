@@ -1,4 +1,5 @@
-"""One type decides the order of changes everywhere: inside a batch, against the table's rows and against remembered deletes."""
+"""One type decides the order of changes everywhere: inside a batch, against the table's rows and against remembered
+deletes."""
 
 from __future__ import annotations
 

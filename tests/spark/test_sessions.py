@@ -1,4 +1,5 @@
-"""Frames that a merge keeps, in few parts; expressions without notes of where they were made: the user's own are as before."""
+"""Frames that a merge keeps, in few parts; expressions without notes of where they were made: the user's own are as
+before."""
 
 from __future__ import annotations
 

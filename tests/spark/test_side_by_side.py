@@ -70,7 +70,8 @@ def test_a_fault_of_the_block_waits_for_the_call(spark: SparkSession) -> None:
 
 
 class TestTombstonesBesideTheMerge:
-    """One of the two fails: nothing of the batch is in the table, nothing is left running, and the batch can come again."""
+    """One of the two fails: nothing of the batch is in the table, nothing is left running, and the batch can come
+    again."""
 
     def prepare(self, path: str, create_source: Any) -> None:
         """Let the sink give the table what it needs, in commits of its own."""

@@ -129,7 +129,8 @@ def new_table(create_table: Any, append_rows: Any, **options: Any) -> str:
 
 
 def found_elsewhere(path: str, columns: list[Leaf]) -> int:
-    """Assert that delta-rs finds each row by the exact value of each of these columns, and return how many it looked for.
+    """Assert that delta-rs finds each row by the exact value of each of these columns, and return how many it looked
+    for.
 
     It reads statistics by code of its own, and leaves out the files whose bounds say that they cannot hold the value.
     """
@@ -171,7 +172,8 @@ def check_files(path: str) -> None:
 
 
 def check_readers(spark: SparkSession, path: str, *names: str) -> None:
-    """Assert that statistics hide no row: from delta-rs by any value, from Delta by the ends of each file in these columns."""
+    """Assert that statistics hide no row: from delta-rs by any value, from Delta by the ends of each file in these
+    columns."""
     columns = [leaf for leaf in leaves(path) if leaf.has_bounds and not leaf.path[0].startswith("_")]
     assert found_elsewhere(path, columns) > 20
     held = spark.read.format("delta").load(path)
@@ -188,7 +190,8 @@ def check_readers(spark: SparkSession, path: str, *names: str) -> None:
         kind = held.select(F.col(name).alias("value")).schema["value"].dataType
         found = []
         for number, value in enumerate(ends.values()):
-            # A datetime that becomes a literal goes by way of Java's old calendar, which has other days before 1582-10-15.
+            # A datetime that becomes a literal goes by way of Java's old calendar, which has other days before
+            # 1582-10-15.
             equal = (
                 F.timestamp_micros(F.lit(micros(value))) if leaf.type_name == "timestamp" else F.lit(value).cast(kind)
             )

@@ -224,7 +224,8 @@ def test_of_files_that_are_merged_the_old_tombstones_go(create_table, create_sou
 def test_what_killed_attempts_left_goes_when_it_is_old_although_nothing_is_retired(
     create_table, create_source, monkeypatch
 ):
-    """A folder that an attempt wrote before it was killed, in full or in part, and those of attempts that may be alive."""
+    """A folder that an attempt wrote before it was killed, in full or in part, and those of attempts that may be
+    alive."""
     path = create_table(TARGET)
     keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
     (known,) = folder_names(path)

@@ -113,7 +113,8 @@ class TestWhatIsWritten:
 
 
 class TestWhatIsTheSame:
-    """Each case is a row in which one column alone is not NULL: its type, old value, new value, and whether they are one."""
+    """Each case is a row in which one column alone is not NULL: its type, old value, new value, and whether they are
+    one."""
 
     CASES: ClassVar[list[tuple[str, str, str, bool]]] = [
         ("STRING", "'a'", "'a '", False),

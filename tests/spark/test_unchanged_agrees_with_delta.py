@@ -1,4 +1,5 @@
-"""Random merges with `skip_unchanged`: the rows are those of Delta's own MERGE, and what did not change was not written."""
+"""Random merges with `skip_unchanged`: the rows are those of Delta's own MERGE, and what did not change was not
+written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What users of MERGE in `foreachBatch` report again and again: each test is named after the suffering, and shows it gone.
+"""What users of MERGE in `foreachBatch` report again and again: each test is named after the suffering, and shows it
+gone.
 
 The issues that the tests cite are public; each has more of its kind.
 """
@@ -78,7 +79,8 @@ def test_changes_of_the_same_moment_are_not_decided_by_chance(create_table, crea
     "options", [{}, {"unchanged_columns": None, "old_key": None, "new_key": None}], ids=["all", "lean"]
 )
 def test_records_that_are_delivered_again_are_no_ties(spark, create_table, read_rows, options):
-    """Of a tie one change is lost, of a redelivery none: who is warned of each redelivery does not look at ties any more."""
+    """Of a tie one change is lost, of a redelivery none: who is warned of each redelivery does not look at ties any
+    more."""
     path = create_table("id INT, v STRING, w STRING")
 
     def at(lsn: int) -> dict[str, Any]:
@@ -93,7 +95,8 @@ def test_records_that_are_delivered_again_are_no_ties(spark, create_table, read_
         *[sent(1, offset, "c", 10) for offset in (1, 2)],
         # A delete is a delete, whatever it says of the row.
         *[sent(2, 3, "d", 10), sent(2, 4, "d", 10, v=None)],
-        # Ties: of the two that are alike another one differs, wherever it stands among them; what is older does not count.
+        # Ties: of the two that are alike another one differs, wherever it stands among them; what is older does not
+        # count.
         *[sent(3, 5, "c", 10), sent(3, 6, "c", 10, v="other"), sent(3, 7, "c", 10)],
         *[sent(4, 8, "u", 10), sent(4, 9, "u", 10, w=PLACEHOLDER)],
         *[sent(5, 10, "c", 10), sent(5, 11, "c", 10, v="other"), sent(5, 12, "u", 11)],
@@ -105,7 +108,8 @@ def test_records_that_are_delivered_again_are_no_ties(spark, create_table, read_
 
 
 def test_a_late_older_event_does_not_bring_a_deleted_row_back(create_table, create_source, read_rows, deletion_vectors):
-    """apache/spark#55993, apache/hudi#4880: an upsert that is older than the delete arrives after it, in a later batch."""
+    """apache/spark#55993, apache/hudi#4880: an upsert that is older than the delete arrives after it, in a later
+    batch."""
     path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)], deletion_vectors=deletion_vectors)
     sink = by_key(path)
     sink.merge(create_source(CHANGES, [(1, None, 9, "d")]))
@@ -125,7 +129,8 @@ def test_a_late_delete_does_not_remove_a_newer_row(create_table, create_source, 
 
 
 def test_deletes_are_neither_forgotten_too_early_nor_kept_for_ever(create_table, create_source, read_rows, monkeypatch):
-    """apache/spark#56016: tombstones that never expire; elsewhere they expire, and nobody learns which event was too late."""
+    """apache/spark#56016: tombstones that never expire; elsewhere they expire, and nobody learns which event was too
+    late."""
     path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)])
     sink = by_key(path, tombstone_retention=dt.timedelta(hours=2))
     start = time.time_ns()
@@ -147,7 +152,8 @@ def test_deletes_are_neither_forgotten_too_early_nor_kept_for_ever(create_table,
 
 
 def test_a_delete_from_kafka_deletes_its_row_and_stops_no_stream(spark, create_table, read_rows, deletion_vectors):
-    """apache/iceberg#17542, apache/hudi#8761: Debezium's delete has no new row, and a null value follows it in the topic."""
+    """apache/iceberg#17542, apache/hudi#8761: Debezium's delete has no new row, and a null value follows it in the
+    topic."""
     path = create_table("id INT, v STRING", [(9, "other")], deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys="id", sequence_by="_change.sequence", delete_when="_change.op = 'd'")
 
@@ -227,7 +233,8 @@ def test_a_null_in_a_key_does_not_add_the_row_again_with_every_sync(
 def test_a_new_column_in_the_source_is_neither_lost_nor_the_end_of_the_stream(
     spark: SparkSession, create_table, read_rows, tmp_path
 ):
-    """delta-io/delta#170, #553: evolution of MERGE by a session's setting; in a sink it is an option, and one commit."""
+    """delta-io/delta#170, #553: evolution of MERGE by a session's setting; in a sink it is an option, and one
+    commit."""
     path = create_table("id INT, v STRING", [(1, "a")])
     changes = ChangeFiles(tmp_path / "changes", "id INT, v STRING")
     changes.add([(1, "b"), (2, "c")])
@@ -255,7 +262,8 @@ def test_a_new_column_in_the_source_is_neither_lost_nor_the_end_of_the_stream(
 def test_a_changed_configuration_does_not_mix_up_the_table(
     spark: SparkSession, create_table, read_rows, tmp_path: Path, changed: dict[str, Sequence[str]]
 ):
-    """delta-io/delta#1346: what a restart with other keys or another order does is nobody's to say, so it is refused."""
+    """delta-io/delta#1346: what a restart with other keys or another order does is nobody's to say, so it is
+    refused."""
     schema = "id INT, v STRING, seq BIGINT, at BIGINT"
     path = create_table(schema)
     changes = ChangeFiles(tmp_path / "changes", f"{schema}, op STRING")
@@ -285,7 +293,8 @@ def unsent_values(path: str) -> MergeSink:
 def test_a_large_value_that_was_not_sent_does_not_overwrite_the_one_that_is_there(
     create_table, create_source, read_rows, deletion_vectors
 ):
-    """memiiso/debezium-server-iceberg#196, apache/hudi#19748: the placeholder of a TOAST value, in place of the value."""
+    """memiiso/debezium-server-iceberg#196, apache/hudi#19748: the placeholder of a TOAST value, in place of the
+    value."""
     path = create_table(f"{TARGET}, big STRING", [(1, "a", 1, "L1")], deletion_vectors=deletion_vectors)
     changes = [
         (1, "b", 2, "u", None, ["big"], None, None),
@@ -326,7 +335,8 @@ def test_a_changed_primary_key_from_kafka_moves_its_row(spark, create_table, rea
 
 
 def test_null_for_a_value_that_a_source_does_not_know_wipes_nothing_out(create_table, create_source, read_rows):
-    """Partial events have NULL in the columns that they know nothing of; in a column that is not listed NULL is a value."""
+    """Partial events have NULL in the columns that they know nothing of; in a column that is not listed NULL is a
+    value."""
     schema = "id INT, name STRING, phone STRING, seq BIGINT"
     path = create_table(schema, [(1, "Ada", "1", 1), (2, "Bob", "2", 1)])
     sink = merge_sink(path, keys="id", sequence_by="seq", ignore_null_updates=["name"])
@@ -366,7 +376,8 @@ def test_one_bad_record_does_not_stop_the_stream_and_is_not_lost(create_table, c
 
 
 def test_bad_records_from_kafka_are_set_aside_unless_they_are_too_many(spark, create_table, read_rows, tmp_path):
-    """kafka-delta-ingest#69: a dead-letter table, with the place of the record; but a producer gone wrong has to stop the query."""
+    """kafka-delta-ingest#69: a dead-letter table, with the place of the record; but a producer gone wrong has to stop
+    the query."""
     path, rejected = create_table("id INT, n INT"), str(tmp_path / "rejected")
     records = [
         record({"id": 1}, envelope("c", {"id": 1, "n": 1}), 7),

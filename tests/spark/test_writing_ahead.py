@@ -1,4 +1,5 @@
-"""Ordered changes are written while their rows are looked up, as if no row of the table were newer; where one is, it stays."""
+"""Ordered changes are written while their rows are looked up, as if no row of the table were newer; where one is, it
+stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The process of test_calling.py that merges from a Spark Connect session: prints the error's class and message as JSON."""
+"""The process of test_calling.py that merges from a Spark Connect session: prints the error's class and message as
+JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the tests of streams share: changes in numbered files, the merge that shows a batch applied twice, and the log."""
+"""What the tests of streams share: changes in numbered files, the merge that shows a batch applied twice, and the
+log."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ def rows(spark: SparkSession, path: str, *columns: str) -> list[tuple[Any, ...]]
 def recorded_batches(path: str) -> list[tuple[str, int]]:
     """Return application id and batch id of each batch in the table's log, oldest first.
 
-    The entry `<app id>/...` beside a fixed application id, by which a replay is told from a new checkpoint, is left out.
+    The entry `<app id>/...` beside a fixed application id, by which a replay is told from a new checkpoint, is left
+    out.
     """
     versions = range(latest_version(path) + 1)
     transactions = [txn for version in versions for txn in actions_of(path, version, "txn")]

@@ -134,7 +134,8 @@ def test_another_writer_in_another_partition_is_no_conflict(
 def test_partitions_whose_column_has_a_backtick_in_its_name(
     spark, create_table, create_source, append_rows, at_step, name
 ):
-    """Delta takes one from either end of a name before it looks for the column, and finds no conflict where there is none."""
+    """Delta takes one from either end of a name before it looks for the column, and finds no conflict where there is
+    none."""
     # Another partition column has the name that is left.
     other = name.strip("`") if name.strip("`") != name else "q"
     schema = f"id INT, {quote(name)} STRING, {quote(other)} STRING, n INT"
@@ -316,7 +317,8 @@ def test_a_batch_that_another_process_of_the_same_query_commits_first(
 def test_a_batch_that_another_process_commits_while_this_one_waits(
     spark, target, write_beside, at_step, create_source, monkeypatch, output_mode
 ):
-    """The first attempt met another writer; before the second one opens the table, a second process merges the batch."""
+    """The first attempt met another writer; before the second one opens the table, a second process merges the
+    batch."""
     results: list[MergeResult] = []
     is_complete = output_mode == "complete"
 

@@ -226,7 +226,8 @@ def test_the_batch_is_evaluated_once(
 def test_a_batch_with_random_keys_is_consistent(
     spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, tmp_path: Path, form: str
 ):
-    """Whether a row matches is drawn each time the batch is evaluated: evaluated twice, rows would be missing or doubled."""
+    """Whether a row matches is drawn each time the batch is evaluated: evaluated twice, rows would be missing or
+    doubled."""
     numbers = range(100)
     target = create_table(SCHEMA, [(number, -1) for number in numbers], deletion_vectors=form != "copy on write")
     results: list[MergeResult] = []

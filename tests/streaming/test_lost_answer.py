@@ -1,7 +1,7 @@
 """A commit that lands while its answer is lost is a success, and is applied once.
 
-The log store in logstore/ writes the commit file and then throws. It is compiled here and used by a child process, since Delta
-takes its log store from the settings a session starts with.
+The log store in logstore/ writes the commit file and then throws. It is compiled here and used by a child process,
+since Delta takes its log store from the settings a session starts with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The table records one merge for each micro-batch and application id: a second one is refused, and a forgotten one, too."""
+"""The table records one merge for each micro-batch and application id: a second one is refused, and a forgotten one,
+too."""
 
 from __future__ import annotations
 

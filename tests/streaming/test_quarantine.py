@@ -1,4 +1,5 @@
-"""Rows that are set aside are in the quarantine table once, whatever dies in between; limits, reports and wrong options."""
+"""Rows that are set aside are in the quarantine table once, whatever dies in between; limits, reports and wrong
+options."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully suppo
 
 @pytest.fixture
 def reasons(spark: SparkSession, rejected: str):
-    """Return a function that gives row and reason of all that is in quarantine; the row as the values of some columns."""
+    """Return a function that gives row and reason of all that is in quarantine; the row as the values of some
+    columns."""
 
     def read(*columns: str) -> list[tuple[Any, ...]]:
         found = spark.read.format("delta").load(rejected).select("row", "reason").collect()
@@ -94,7 +95,8 @@ def test_every_reason(spark, create_table: CreateTable, create_source, rejected,
             ("9", "no JSON: {"),
             (
                 "10",
-                f"no JSON; qty cannot be converted to INT: abc; price cannot be converted to DECIMAL(5,2): {'x' * 80}; {failed}",
+                "no JSON; qty cannot be converted to INT: abc; price cannot be converted to DECIMAL(5,2): "
+                f"{'x' * 80}; {failed}",
             ),
         ],
         key=repr,

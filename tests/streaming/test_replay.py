@@ -106,7 +106,8 @@ def test_the_replay_is_known_after_the_logs_checkpoint(
 def test_the_replay_of_a_stateful_query(
     spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path
 ):
-    """Spark 4.2 fails a stateful micro-batch whose rows were not read to their end (STATE_STORE_COMMIT_VALIDATION_FAILED)."""
+    """Spark 4.2 fails a stateful micro-batch whose rows were not read to their end
+    (STATE_STORE_COMMIT_VALIDATION_FAILED)."""
     target = create_table("id INT, total BIGINT")
     results: list[MergeResult] = []
     evaluated = spark.sparkContext.accumulator(0)

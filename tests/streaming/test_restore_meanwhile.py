@@ -16,7 +16,8 @@ SCHEMA = "id INT, a STRING, b STRING, at INT, op STRING, unset ARRAY<STRING>"
 
 
 def new_sink(path: str, **options: Any) -> MergeSink:
-    """Return a sink that adds columns of its own for the sequence of rows and of single columns, and remembers deletes."""
+    """Return a sink that adds columns of its own for the sequence of rows and of single columns, and remembers
+    deletes."""
     return merge_sink(
         path,
         keys="id",

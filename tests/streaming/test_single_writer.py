@@ -1,4 +1,5 @@
-"""`single_writer`: the checkpoint knows what the table got, so that an overwritten commit is noticed after a restart."""
+"""`single_writer`: the checkpoint knows what the table got, so that an overwritten commit is noticed after a
+restart."""
 
 from __future__ import annotations
 

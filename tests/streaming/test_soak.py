@@ -168,8 +168,9 @@ def test_many_batches_leave_nothing_behind(
     merge_ms = [result.execution_time_ms for result in results]
     batch_ms = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress]
     print(
-        f"\nmedian ms of a merge: batches {WARM_UP} to {2 * WARM_UP} {statistics.median(merge_ms[WARM_UP : 2 * WARM_UP])}, "
-        f"last {WARM_UP} {statistics.median(merge_ms[-WARM_UP:])}; of the whole last {WARM_UP} batches: "
+        f"\nmedian ms of a merge: batches {WARM_UP} to {2 * WARM_UP} "
+        f"{statistics.median(merge_ms[WARM_UP : 2 * WARM_UP])}, last {WARM_UP} "
+        f"{statistics.median(merge_ms[-WARM_UP:])}; of the whole last {WARM_UP} batches: "
         f"{statistics.median(batch_ms[-WARM_UP:])}"
     )
 

@@ -113,8 +113,8 @@ def test_good_options_have_no_fault(options):
         ({"keys": "id", "quarantine": "lake.customers"}, "quarantine is the target"),
         (
             {"keys": "id", "quarantine": "lake.rejected", "output_mode": "complete"},
-            "quarantine, error_column and expect do not work in output mode complete, where each batch repeats the same rows; "
-            "use update",
+            "quarantine, error_column and expect do not work in output mode complete, where each batch repeats the "
+            "same rows; use update",
         ),
         ({"keys": "id", "quarantine": "q", "error_column": " "}, "error_column is empty"),
         ({"keys": "id", "quarantine": "q", "expect": {"": "n > 0"}}, "expect has an empty name or condition: ''"),

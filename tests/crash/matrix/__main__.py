@@ -1,8 +1,8 @@
 """Run every fault at every step of a merge, and write what was found into docs/reliability.md.
 
-`python -m tests.crash.matrix` runs all once, which takes hours. `--rounds 3` runs it three times, each with another call of
-the file system that fails, and another moment after the step at which the process dies. `--faults conflict --steps writing`
-runs some only, and `--dry` writes nothing.
+`python -m tests.crash.matrix` runs all once, which takes hours. `--rounds 3` runs it three times, each with another
+call of the file system that fails, and another moment after the step at which the process dies. `--faults conflict
+--steps writing` runs some only, and `--dry` writes nothing.
 """
 
 from __future__ import annotations

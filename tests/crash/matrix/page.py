@@ -37,7 +37,8 @@ def with_matrix(page: str, found: Sequence[dict[str, Any]]) -> str:
 
 
 def table(found: Sequence[dict[str, Any]], *, has_state: bool) -> str:
-    """Return the table of steps and faults: how often a fault came by each strategy, and what was wrong if anything was."""
+    """Return the table of steps and faults: how often a fault came by each strategy, and what was wrong if anything
+    was."""
     of_state = [case for case in found if case["has_state"] == has_state]
     steps = list(dict.fromkeys(case["step"] for case in of_state))
     faults = list(dict.fromkeys(case["fault"] for case in of_state))

@@ -1,7 +1,8 @@
 """The process that runs cases of the crash matrix, and is killed in some of them.
 
-Its argument is JSON: the `conf` of its session, the `root` folder, the `cases`, and whether it `resumes` the first of them, in
-which its predecessor was killed. For each case that it ends it appends a line of JSON to `reports.jsonl` in the root.
+Its argument is JSON: the `conf` of its session, the `root` folder, the `cases`, and whether it `resumes` the first of
+them, in which its predecessor was killed. For each case that it ends it appends a line of JSON to `reports.jsonl` in
+the root.
 """
 
 from __future__ import annotations
