@@ -119,9 +119,8 @@ def test_targets_that_metrics_cannot_tell_apart(faults_of):
     folders = {"BRONZE": "/lake/bronze", "SILVER": "/lake/silver"}
     assert faults_of(text, **folders) == []
     assert faults_of(text + "[metrics]\nprometheus_port = 0\n", **folders) == [
-        "pipeline.toml:15: tables[1].target: is shown as ***/shop, as is that of tables[0], so that their "
-        "metrics would be one; let "
-        "them differ in more than values of the environment"
+        "pipeline.toml:15: tables[1].target: is shown as ***/shop, as is that of tables[0], so their metrics "
+        "would be mixed; make them differ in more than values of the environment"
     ]
     patterns = "[metrics]\nprometheus_port = 0\n" + text.replace(
         'source = "items"', "source = 're:(?P<table>items)'"
@@ -205,7 +204,7 @@ def test_a_delta_source_that_is_not_there_or_has_no_feed(find, here, spark):
     spark.range(3).write.format("delta").save(f"{here}/bronze")
     assert find(PIPELINE + DELTA + TABLE) == [
         "pipeline.toml:3: source.change_feed: the table ./bronze has no change data feed; set its property "
-        "delta.enableChangeDataFeed = true, or, for a table that only grows, change_feed = false"
+        "delta.enableChangeDataFeed = true, or change_feed = false for a table that only grows"
     ]
     assert find(PIPELINE + DELTA + "change_feed = false\n" + TABLE) == []
     assert find(PIPELINE + DELTA + "change_feed = false\nstarting_version = 2\n" + TABLE) == [
@@ -482,7 +481,7 @@ def test_a_checkpoint_of_a_topic_that_was_made_anew(find, here, monkeypatch):
     text = PIPELINE + KAFKA + DEBEZIUM + TABLE
     assert find(text)[0] == (
         "pipeline.toml:2: pipeline.checkpoint: belongs to an earlier topic orders, which was deleted and recreated "
-        "since; take a new folder, and let the source send a new snapshot if records of the old topic were not read"
+        "since; use a new folder, and let the source send a new snapshot if records of the old topic were not read"
     )
     ids["orders"] = "A"
     assert [line for line in find(text) if "checkpoint" in line] == []
