@@ -1,4 +1,4 @@
-"""The upsert sink for Spark Structured Streaming and Delta Lake."""
+"""Provides an upsert sink for Spark Structured Streaming and Delta Lake."""
 
 from stream_merge.errors import (
     AmbiguousMatchError,

@@ -176,5 +176,5 @@ class PhaseTimer:
         return {name: self.ms(name) for name in self._ns}
 
     def elapsed_ms(self) -> int:
-        """Return the milliseconds since the timer was made."""
+        """Return the milliseconds since the timer was created."""
         return max(1, (time.monotonic_ns() - self._start) // 1_000_000)

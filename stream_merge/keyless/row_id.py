@@ -43,7 +43,7 @@ def comparable(value: Column, data_type: T.DataType) -> Column:
 
 
 def _has_forms(data_type: T.DataType) -> bool:
-    """Return whether equal values of a type may have several forms."""
+    """Return whether equal values of a type may be represented differently."""
     if isinstance(data_type, T.ArrayType):
         return _has_forms(data_type.elementType)
     if isinstance(data_type, T.StructType):

@@ -16,7 +16,7 @@ CHANGE_TYPE = "_change_type"
 
 
 def union(parts: Sequence[DataFrame], empty_of: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Return the rows of all parts; without any part an empty frame with the columns."""
+    """Return the rows of all parts, or an empty frame with the columns if there are no parts."""
     if not parts:
         return empty_of.limit(0).select(*[F.lit(None).alias(name) for name in columns])
     return reduce(DataFrame.union, parts)

@@ -18,9 +18,9 @@ from stream_merge.steps import reached
 
 
 def stage(job: MergeJob) -> Staged:
-    """Stage a merge that has NOT MATCHED clauses only: one job finds, filters and writes.
+    """Stage a merge with NOT MATCHED clauses only: one job finds, filters and writes.
 
-    Several matches of one row are no error here, as in Delta: none of them does anything.
+    Several matches of one row are not an error, as in Delta, since no clause acts on them.
     """
     spark = job.source.rows.sparkSession
     with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write new rows"):
