@@ -29,11 +29,11 @@ from pyspark.sql import types as T
 from stream_merge.bridge.sessions import persisted, summary
 from stream_merge.bridge.statement import KeyPair
 from stream_merge.clauses import Expression
-from stream_merge.column_names import IS_REMOVED, RESERVED_PREFIX, ROW_ID, SEQUENCE
+from stream_merge.column_names import IS_DELETE, IS_REMOVED, RESERVED_PREFIX, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, MergeExecutionError, UnresolvedColumnError
 from stream_merge.keyless.row_id import AS_JSON, comparable, ordered_text
-from stream_merge.merge.source import bound_of, key_range
+from stream_merge.merge.source import bound_of, is_delete, key_range
 from stream_merge.order.sequence import with_sequence
 from stream_merge.sql import column_of, quote
 from stream_merge.table.features import CHAR_VARCHAR
@@ -129,8 +129,7 @@ def before_of(config: SinkConfig, columns: Sequence[str]) -> Column:
 
 def is_lost(config: SinkConfig, columns: Sequence[str]) -> Column:
     """Return whether a change of the source removes a row without identifying it."""
-    assert config.delete_when is not None
-    return before_of(config, columns).isNull() & F.coalesce(column_of(config.delete_when), F.lit(False))
+    return before_of(config, columns).isNull() & is_delete(config)
 
 
 @contextmanager
@@ -260,17 +259,14 @@ def _events(batch: DataFrame, config: SinkConfig, ordered: SinkConfig, contents:
 
     Columns that are not written become NULL, so that an event that is delivered again is identical.
     """
-    before, is_delete = RESERVED_PREFIX + "before", RESERVED_PREFIX + "is_delete"
-    assert config.delete_when is not None
+    before = RESERVED_PREFIX + "before"
     described = batch.alias(config.source_alias).select(
-        "*",
-        before_of(config, batch.columns).alias(before),
-        F.coalesce(column_of(config.delete_when), F.lit(False)).alias(is_delete),
+        "*", before_of(config, batch.columns).alias(before), is_delete(config).alias(IS_DELETE)
     )
     before_type = described.schema[before].dataType
     assert isinstance(before_type, T.StructType)
     removes = F.when(F.col(before).isNotNull(), F.lit(_REMOVES))
-    adds = F.when(~F.col(is_delete), F.lit(_ADDS))
+    adds = F.when(~F.col(IS_DELETE), F.lit(_ADDS))
     events = described.select("*", F.explode_outer(F.array_compact(F.array(removes, adds))).alias(_SIGN))
     events = events.withColumn(_IMAGE, contents.image(F.col(_SIGN) == _REMOVES, before, before_type))
     events = events.withColumn(_HASH, contents.hash(_IMAGE))

@@ -10,10 +10,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.statement import KeyPair, ResolvedMerge
-from stream_merge.column_names import (
-    NEWEST_DELETE,
-)
-from stream_merge.sql import quote
+from stream_merge.column_names import NEWEST_DELETE
+from stream_merge.config import SinkConfig
+from stream_merge.sql import column_of, quote
 from stream_merge.table.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
 
 MAX_UNSHUFFLED_ROWS = 20_000
@@ -113,6 +112,16 @@ def key_ranges_of(
         for pair in pairs
         if is_prunable(pair.type_name) and pair.source.lower() in of_key
     ]
+
+
+def is_delete(config: SinkConfig) -> Column:
+    """Return whether a row of a frame with the source's alias deletes its key: `delete_when`, of which NULL counts as false.
+
+    Once Delta has resolved the merge, `deletes` says the same of the rows that it takes.
+    """
+    if config.delete_when is None:
+        return F.lit(False)
+    return F.coalesce(column_of(config.delete_when), F.lit(False))
 
 
 def deletes(resolved: ResolvedMerge, columns: Collection[str] = ()) -> Column:

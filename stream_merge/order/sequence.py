@@ -13,7 +13,9 @@ from stream_merge.clauses import Expression
 from stream_merge.column_names import IS_TIED, NUM_SUPERSEDED, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaMismatchError
+from stream_merge.merge.key_and_sequence import columns_of, sequence_struct
 from stream_merge.merge.lossless_casts import exactly_typed
+from stream_merge.merge.source import is_delete
 from stream_merge.sql import column_of, quote
 
 
@@ -44,27 +46,18 @@ def with_sequence(
         target_type: Type of the column in the target; None if the target lacks it.
     """
     names = {name.lower() for name in batch.columns}
-    fields: list[Column] = []
-    for number, part in enumerate(parts):
-        if not isinstance(part, str):
-            value = part
-        elif part.lower() in names:
-            value = F.col(quote(part))
-        else:
-            value = F.expr(part)
-        fields.append(value.alias(f"s{number}"))
+    values = [
+        F.col(quote(part)) if isinstance(part, str) and part.lower() in names else column_of(part) for part in parts
+    ]
     named = batch.alias(source_alias)
-    sequence = F.struct(*fields)
-    if isinstance(target_type, StructType) and len(target_type) == len(fields):
+    sequence = sequence_struct(values)
+    if isinstance(target_type, StructType) and len(target_type) == len(values):
         given = named.select(sequence.alias(SEQUENCE)).schema[SEQUENCE].dataType
         assert isinstance(given, StructType)
-        typed = [
-            in_type_of_target(value, f"sequence_by ({part})", own.dataType, kept.dataType).alias(f"s{number}")
-            for number, (value, part, own, kept) in enumerate(
-                zip(fields, parts, given.fields, target_type.fields, strict=True)
-            )
-        ]
-        sequence = F.struct(*typed)
+        sequence = sequence_struct(
+            in_type_of_target(value, f"sequence_by ({part})", own.dataType, kept.dataType)
+            for value, part, own, kept in zip(values, parts, given.fields, target_type.fields, strict=True)
+        )
     if target_type is not None:
         sequence = sequence.cast(target_type)
     return named.select("*", sequence.alias(SEQUENCE))
@@ -113,9 +106,8 @@ def newest_changes(batch: DataFrame, config: SinkConfig, written: Collection[str
     def ranks() -> list[Column]:
         of_key = Window.partitionBy(*[quote(key) for key in config.keys])
         newest_first = [F.col(quote(name)).desc_nulls_last() for name in config.sequence_columns]
-        is_delete = F.lit(False) if config.delete_when is None else column_of(config.delete_when)
-        effect = effect_hash(batch, written, F.coalesce(is_delete, F.lit(False)))
-        order = F.struct(*[F.col(quote(name)) for name in config.sequence_columns])
+        effect = effect_hash(batch, written, is_delete(config))
+        order = sequence_struct(columns_of(config.sequence_columns))
         return [
             is_tied(order, effect, F.lit(True), of_key).alias(IS_TIED),
             (F.count(F.lit(1)).over(of_key) - 1).alias(NUM_SUPERSEDED),

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, StructType
 
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.sessions import persisted, summary
@@ -24,6 +24,7 @@ from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.column_names import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE, SOURCE_ID
 from stream_merge.errors import ConfigurationChangedError
+from stream_merge.merge.key_and_sequence import key_fields, key_names, key_type, sequence_struct, sequence_type
 from stream_merge.row_json import EXACT_TIMES
 from stream_merge.sql import quote
 from stream_merge.steps import reached
@@ -197,25 +198,24 @@ class Tombstones:
         return self._spark.read.option("__globPaths__", "false")
 
     def _key_columns(self) -> list[Column]:
-        return [F.col(quote(name)).cast(kind).alias(f"k{i}") for i, (name, kind) in enumerate(self.keys.items())]
+        return key_fields(F.col(quote(name)).cast(kind) for name, kind in self.keys.items())
 
     @property
     def _key_names(self) -> list[str]:
-        return [f"k{number}" for number in range(len(self.keys))]
+        return key_names(len(self.keys))
 
     def sequence_column(self) -> Column:
         """Return the sequence of a source row."""
-        fields = [F.col(quote(n)).cast(kind).alias(f"s{i}") for i, (n, kind) in enumerate(self.sequence.items())]
-        return F.struct(*fields).alias("sequence")
+        values = (F.col(quote(name)).cast(kind) for name, kind in self.sequence.items())
+        return sequence_struct(values).alias("sequence")
 
     @property
     def sequence_type(self) -> StructType:
         """The type of a sequence: a struct s0, s1, ..."""
-        return StructType([StructField(f"s{i}", kind) for i, kind in enumerate(self.sequence.values())])
+        return sequence_type(self.sequence.values())
 
     def _schema(self) -> StructType:
-        schema = StructType([StructField(f"k{i}", kind) for i, kind in enumerate(self.keys.values())])
-        return schema.add("sequence", self.sequence_type).add("deleted_ms", "long")
+        return key_type(self.keys.values()).add("sequence", self.sequence_type).add("deleted_ms", "long")
 
     def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
         """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
@@ -241,8 +241,8 @@ class Tombstones:
             remembered = F.broadcast(remembered)
         ours, theirs = remembered.alias("ours"), batch.alias("theirs")
         condition = F.col("theirs.sequence") < F.col("ours.sequence") if only_older else F.lit(True)
-        for number in range(len(self.keys)):
-            one, other = F.col(f"ours.k{number}"), F.col(f"theirs.k{number}")
+        for name in self._key_names:
+            one, other = F.col(f"ours.{name}"), F.col(f"theirs.{name}")
             condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
         found, deleted = theirs.join(ours, condition), F.col("ours.sequence")
         if is_distinct:
@@ -289,8 +289,8 @@ class Tombstones:
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
         """Return whether a target row is older than a sequence in JSON."""
         places = {name.lower(): place for place, name in enumerate(resolved.columns)}
-        values = [resolved.old_values[places[name.lower()]].alias(f"s{i}") for i, name in enumerate(self.sequence)]
-        return F.struct(*values) < self.column_of(sequence)
+        values = [resolved.old_values[places[name.lower()]] for name in self.sequence]
+        return sequence_struct(values) < self.column_of(sequence)
 
     def read_moved(self, files: Sequence[TombstoneFile], *, only_lacking: bool = False) -> DataFrame | None:
         """Return the tombstones that hold all, or only some, of a row's values in `moved`; None if there are none."""

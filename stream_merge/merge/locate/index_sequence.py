@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.merge.job import MergeJob
+from stream_merge.merge.key_and_sequence import sequence_struct
 from stream_merge.sql import quote
 
 
@@ -27,9 +28,7 @@ def is_comparable(job: MergeJob) -> bool:
 def sequence_of(job: MergeJob, frame: DataFrame) -> Column:
     """Return the sequence of a row of batch or target, in the form that `place_of` takes on the driver."""
     types = {field.name.lower(): field.dataType for field in job.resolved.types}
-    return F.struct(
-        *[sent(frame[quote(name)], types[name.lower()]).alias(f"s{i}") for i, name in enumerate(job.order_by)]
-    )
+    return sequence_struct(sent(frame[quote(name)], types[name.lower()]) for name in job.order_by)
 
 
 def place_of(sequence: Any) -> tuple[Any, ...]:

@@ -1,0 +1,56 @@
+"""The key and the sequence of a row, each as one struct.
+
+Batch, target and tombstones may name the columns differently. As structs they have the same fields everywhere: k0, k1, ... of
+a key, s0, s1, ... of a sequence. Tombstones and the target's own columns keep them under these names. Spark compares structs
+field by field, the first that differs decides, and NULL comes before any value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructField, StructType
+
+from stream_merge.sql import quote
+
+
+def key_names(number: int) -> list[str]:
+    """Return the names of a key's fields."""
+    return [f"k{i}" for i in range(number)]
+
+
+def key_fields(values: Iterable[Column]) -> list[Column]:
+    """Return the values of the key columns, named as the fields of a key."""
+    return [value.alias(f"k{i}") for i, value in enumerate(values)]
+
+
+def key_struct(values: Iterable[Column]) -> Column:
+    """Return the key that has these values."""
+    return F.struct(*key_fields(values))
+
+
+def key_type(types: Iterable[DataType]) -> StructType:
+    """Return the type of a key whose columns have these types."""
+    return StructType([StructField(f"k{i}", kind) for i, kind in enumerate(types)])
+
+
+def sequence_names(number: int) -> list[str]:
+    """Return the names of a sequence's fields."""
+    return [f"s{i}" for i in range(number)]
+
+
+def sequence_struct(values: Iterable[Column]) -> Column:
+    """Return the sequence that has these values."""
+    return F.struct(*[value.alias(f"s{i}") for i, value in enumerate(values)])
+
+
+def sequence_type(types: Iterable[DataType]) -> StructType:
+    """Return the type of a sequence whose columns have these types."""
+    return StructType([StructField(f"s{i}", kind) for i, kind in enumerate(types)])
+
+
+def columns_of(names: Sequence[str]) -> list[Column]:
+    """Return the columns of a frame that have these names."""
+    return [F.col(quote(name)) for name in names]
