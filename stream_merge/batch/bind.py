@@ -13,7 +13,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.keyless.multiset import with_row_ids
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import in_type_of_target, stored_in, with_sequence
-from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates, sequence_struct
+from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates, sequence_type_in
 from stream_merge.sql import quote
 
 
@@ -63,7 +63,7 @@ def bind(config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: 
     sequence = None
     if config.sequence_by:
         holder = schema if {*config.sequence_columns} <= {*schema.names} else batch.schema
-        sequence = sequence_struct(holder, config.sequence_columns)
+        sequence = sequence_type_in(holder, config.sequence_columns)
     partial = find_partial_updates(config, batch.schema.fields, schema.fields, sequence)
     if partial is not None and sequence is not None:
         batch = batch.withColumn(COLUMN_SEQUENCES, F.lit(None).cast(partial.sequences_type))

@@ -19,7 +19,7 @@ from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
 from stream_merge.order.sequence import stored_in, with_sequence
-from stream_merge.partial_updates.registers import sequence_struct
+from stream_merge.partial_updates.registers import sequence_type_in
 from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.table.log_stores import check_log_store
@@ -159,7 +159,7 @@ def outgrown_sequences(config: SinkConfig, batch: DataFrame, schema: StructType)
     if columns == (SEQUENCE,) and SEQUENCE not in schema.names:
         return {}
     assert isinstance(kept, MapType)
-    return dict(_other_types(f"{COLUMN_SEQUENCES}.value", kept.valueType, sequence_struct(schema, columns)))
+    return dict(_other_types(f"{COLUMN_SEQUENCES}.value", kept.valueType, sequence_type_in(schema, columns)))
 
 
 def _other_types(path: str, kept: DataType, wanted: DataType) -> Iterator[tuple[str, str]]:

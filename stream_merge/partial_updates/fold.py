@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
@@ -22,20 +22,16 @@ from stream_merge.column_names import (
     UNSET,
 )
 from stream_merge.config import SinkConfig
+from stream_merge.merge.key_and_sequence import columns_of
+from stream_merge.merge.source import is_delete
 from stream_merge.order.sequence import contents_hash, effect_hash, is_tied
+from stream_merge.partial_updates.last_writer_wins import Origin, Register, is_reset, write_of, write_order
 from stream_merge.partial_updates.registers import PartialUpdates, column_sequences, order_of
 from stream_merge.sql import column_of, quote
 
-
-def with_unset(batch: DataFrame, config: SinkConfig, columns: Sequence[str]) -> DataFrame:
-    """Add `UNSET`: the columns that each change leaves alone.
-
-    Args:
-        batch: The batch.
-        config: The sink.
-        columns: The columns that changes may set.
-    """
-    return batch.alias(config.source_alias).select("*", unset_columns(config, columns).alias(UNSET))
+_ORDER = RESERVED_PREFIX + "order"
+_EFFECT = RESERVED_PREFIX + "effect"
+_RANK = RESERVED_PREFIX + "rank"
 
 
 def unset_columns(config: SinkConfig, columns: Sequence[str]) -> Column:
@@ -51,22 +47,28 @@ def unset_columns(config: SinkConfig, columns: Sequence[str]) -> Column:
     return F.concat(*unset) if unset else F.lit(None).cast("array<string>")
 
 
-def with_deletes(batch: DataFrame, config: SinkConfig) -> DataFrame:
-    """Add `IS_DELETE`."""
-    is_delete = F.lit(False) if config.delete_when is None else column_of(config.delete_when)
-    return batch.alias(config.source_alias).select("*", F.coalesce(is_delete, F.lit(False)).alias(IS_DELETE))
-
-
 def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
     """Return the batch with `UNSET`, and what else tells which columns a change sets.
 
-    That is `IS_DELETE` and `IS_CARRIED_OVER` for a sink with a sequence, else `IS_UNRESOLVED`.
+    For a sink with a sequence that is `IS_DELETE` and `IS_CARRIED_OVER`, for others `IS_UNRESOLVED`.
     """
-    changes = with_unset(batch, config, partial.columns)
+    changes = batch.alias(config.source_alias).select("*", unset_columns(config, partial.columns).alias(UNSET))
     if partial.sequence is None:
         unsent = F.array(*[F.lit(name.lower()) for name in partial.unsent]).cast("array<string>")
         return changes.withColumn(IS_UNRESOLVED, F.coalesce(F.arrays_overlap(UNSET, unsent), F.lit(False)))
-    return with_deletes(changes, config).withColumn(IS_CARRIED_OVER, F.lit(False))
+    described = changes.alias(config.source_alias).select("*", is_delete(config).alias(IS_DELETE))
+    return described.withColumn(IS_CARRIED_OVER, F.lit(False))
+
+
+def sets(name: str) -> Column:
+    """Return whether a change writes this column: deletes write none, others those that are not in `UNSET`."""
+    return ~F.col(IS_DELETE) & ~F.coalesce(F.array_contains(UNSET, name.lower()), F.lit(False))
+
+
+def place_in_order(changes: DataFrame, sequence: Column) -> Column:
+    """Return the `write_order` of a change of the batch, which has this sequence."""
+    origin = F.when(F.col(IS_CARRIED_OVER), Origin.HANDED_ON.value).otherwise(Origin.IN_BATCH.value)
+    return write_order(sequence, origin, contents_hash(changes, without=[COLUMN_SEQUENCES]))
 
 
 def folded_changes(
@@ -98,82 +100,84 @@ class _Fold:
     folded: Sequence[Column]
 
 
-_RANK = RESERVED_PREFIX + "rank"
-
-
 def _fold(changes: DataFrame, config: SinkConfig, written: Collection[str], partial: PartialUpdates) -> _Fold:
-    assert partial.sequence is not None
-    own = tuple(RESERVED_PREFIX + name for name in ("order", "contents", "effect"))
-    contents = contents_hash(changes, without=[COLUMN_SEQUENCES])
+    place = place_in_order(changes, order_of(config.sequence_columns, partial))
     effect = effect_hash(changes, {*written, UNSET} - {COLUMN_SEQUENCES}, F.col(IS_DELETE))
-    ordered = order_of(config.sequence_columns, partial).alias(own[0]), contents.alias(own[1]), effect.alias(own[2])
-    of_key = Window.partitionBy(*[quote(key) for key in config.keys])
-    newest_first = of_key.orderBy(F.col(own[0]).desc(), IS_CARRIED_OVER, F.col(own[1]).desc())
+    writes = {name: f"{RESERVED_PREFIX}set_{number}" for number, name in enumerate(partial.columns)}
+    return _Fold(
+        ordered=[place.alias(_ORDER), effect.alias(_EFFECT)],
+        ranked=_ranked(config, writes),
+        folded=_folded(changes.columns, partial, writes),
+    )
+
+
+def _ranked(config: SinkConfig, writes: Mapping[str, str]) -> list[Column]:
+    """Return what the changes of a key together say of each; in `writes` are the names under which the newest writes come."""
+    sequence, is_real = F.col(_ORDER)["sequence"], ~F.col(IS_CARRIED_OVER)
+    of_key = Window.partitionBy(*columns_of(config.keys))
+    newest_first = of_key.orderBy(F.col(_ORDER).desc())
     # Over the whole key, so that Spark computes it once for the key, not once for each of its changes.
     all_newest_first = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    is_real = ~F.col(IS_CARRIED_OVER)
 
-    def newest_set(name: str) -> Column:
-        is_set = ~F.col(IS_DELETE) & ~F.coalesce(F.array_contains(UNSET, name.lower()), F.lit(False))
-        value = F.struct(F.col(quote(name)).alias("value"), F.col(own[0]).alias("sequence"))
-        return F.first(F.when(is_set, value), ignorenulls=True).over(all_newest_first)
+    def newest_write(name: str) -> Column:
+        write = F.when(sets(name), write_of(F.col(quote(name)), sequence))
+        # The newest of writes in their order is the first.
+        return F.first(write, ignorenulls=True).over(all_newest_first)
 
-    places = {name: f"{RESERVED_PREFIX}set_{number}" for number, name in enumerate(partial.columns)}
-    ranked = [
-        F.max(F.when(F.col(IS_DELETE), F.col(own[0]))).over(of_key).alias(NEWEST_DELETE),
-        (is_real & is_tied(F.col(own[0]), F.col(own[2]), is_real, of_key)).alias(IS_TIED),
+    return [
+        F.max(F.when(F.col(IS_DELETE), sequence)).over(of_key).alias(NEWEST_DELETE),
+        (is_real & is_tied(sequence, F.col(_EFFECT), is_real, of_key)).alias(IS_TIED),
         (F.count(F.when(is_real, 1)).over(of_key) - F.when(is_real, 1).otherwise(0)).alias(NUM_SUPERSEDED),
         F.row_number().over(newest_first).alias(_RANK),
-        *[newest_set(name).alias(place) for name, place in places.items()],
+        *[newest_write(name).alias(write) for name, write in writes.items()],
     ]
 
-    is_since_delete = {
-        name: ~F.col(IS_DELETE) & ~F.coalesce(F.col(place)["sequence"] < F.col(NEWEST_DELETE), F.lit(False))
-        for name, place in places.items()
-    }
-    own_sequences = {
-        name: F.when(is_since_delete[name], F.col(place)["sequence"]).cast(partial.sequence)
-        for name, place in places.items()
-    }
-    # A delete keeps what it says of itself, by which it is known as one.
-    values = {
-        name: F.when(F.col(IS_DELETE), F.col(quote(name))).when(is_since_delete[name], F.col(place)["value"])
-        for name, place in places.items()
-    }
+
+def _folded(columns: Sequence[str], partial: PartialUpdates, writes: Mapping[str, str]) -> list[Column]:
+    """Return the columns of a key's newest change with the registers of the key, each since the newest delete."""
+    assert partial.sequence is not None
+    registers = {}
+    for name, write in writes.items():
+        newest = Register.of(F.col(write))
+        is_gone = F.col(IS_DELETE) | is_reset(newest.sequence, F.col(NEWEST_DELETE), comes_later=False)
+        registers[name] = newest.without(is_gone)
+    sequences = {name: register.sequence.cast(partial.sequence) for name, register in registers.items()}
     never = dict.fromkeys(partial.unwritten, F.lit(None).cast(partial.sequence))
     is_unresolved = F.lit(False)
     for name in partial.unsent:
-        is_unresolved = is_unresolved | own_sequences[name].isNull()
-    columns = changes.columns
-    folded = [
-        column_sequences({**own_sequences, **never}, F.col(own[0]), partial).alias(name)
-        if name == COLUMN_SEQUENCES
-        else (values[name].alias(name) if name in values else F.col(quote(name)))
-        for name in columns[: columns.index(UNSET)]
+        is_unresolved = is_unresolved | sequences[name].isNull()
+
+    def folded(name: str) -> Column:
+        if name == COLUMN_SEQUENCES:
+            return column_sequences({**sequences, **never}, F.col(_ORDER)["sequence"], partial)
+        if name not in registers:
+            return F.col(quote(name))
+        # A delete keeps what it says of itself, by which it is known as one.
+        return F.when(F.col(IS_DELETE), F.col(quote(name))).otherwise(registers[name].value)
+
+    return [
+        *[folded(name).alias(name) for name in columns[: columns.index(UNSET)]],
+        *columns_of([IS_TIED, NUM_SUPERSEDED, IS_DELETE, IS_CARRIED_OVER, NEWEST_DELETE]),
+        (is_unresolved & ~F.col(IS_DELETE) & ~F.col(IS_CARRIED_OVER)).alias(IS_UNRESOLVED),
     ]
-    folded += [F.col(name) for name in (IS_TIED, NUM_SUPERSEDED, IS_DELETE, IS_CARRIED_OVER, NEWEST_DELETE)]
-    folded.append((is_unresolved & ~F.col(IS_DELETE) & is_real).alias(IS_UNRESOLVED))
-    return _Fold(ordered, ranked, folded)
 
 
 def since_deletes(rows: DataFrame, partial: PartialUpdates) -> DataFrame:
-    """Take the values away that are older than the delete in `DELETED`; the rows themselves are newer, if there is one."""
-    sequences = F.col(COLUMN_SEQUENCES)
+    """Empty the registers of folded changes that are older than the delete in `DELETED`, if there is one.
+
+    The table has remembered the delete, so the changes have come after it. They are newer themselves.
+    """
+    kept = F.col(COLUMN_SEQUENCES)
 
     def is_older(sequence: Column) -> Column:
-        return F.coalesce(sequence < F.col(DELETED), F.lit(False))
+        return is_reset(sequence, F.col(DELETED), comes_later=False)
 
-    values = {
-        name: F.when(~is_older(sequences[name.lower()]), F.col(quote(name))).alias(name) for name in partial.columns
-    }
+    registers = {name: Register(F.col(quote(name)), kept[name.lower()]) for name in partial.columns}
+    left = {name: register.without(is_older(register.sequence)).value for name, register in registers.items()}
     null = F.lit(None).cast(partial.sequences_type.valueType)
-    newer = F.transform_values(sequences, lambda _, value: F.when(is_older(value), null).otherwise(value))
+    sequences = F.transform_values(kept, lambda _, sequence: F.when(is_older(sequence), null).otherwise(sequence))
     is_unresolved = F.col(IS_UNRESOLVED)
     for name in partial.unsent:
-        is_unresolved = is_unresolved | is_older(sequences[name.lower()])
-    replaced = {
-        **values,
-        COLUMN_SEQUENCES: newer.alias(COLUMN_SEQUENCES),
-        IS_UNRESOLVED: is_unresolved.alias(IS_UNRESOLVED),
-    }
-    return rows.select(*[replaced.get(name, F.col(quote(name))) for name in rows.columns])
+        is_unresolved = is_unresolved | is_older(registers[name].sequence)
+    replaced = {**left, COLUMN_SEQUENCES: sequences, IS_UNRESOLVED: is_unresolved}
+    return rows.select(*[replaced.get(name, F.col(quote(name))).alias(name) for name in rows.columns])

@@ -13,15 +13,16 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType
 
 from stream_merge.bridge.sessions import persisted, summaries
 from stream_merge.clauses import Expression
 from stream_merge.column_names import IS_DELETE, NEW_KEY, OLD_KEY, UNSET
 from stream_merge.config import SinkConfig
+from stream_merge.merge.key_and_sequence import columns_of, key_names, key_struct, key_type
 from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS, bound_of
 from stream_merge.partial_updates.registers import PartialUpdates, order_of
-from stream_merge.sql import column_of, quote
+from stream_merge.sql import column_of
 from stream_merge.table.files import is_prunable
 
 _MAX_BROADCAST_MOVES = 100_000
@@ -35,7 +36,7 @@ class Moves:
     Attributes:
         changes: The batch with `UNSET`, `IS_DELETE`, `IS_CARRIED_OVER`, `OLD_KEY` and `NEW_KEY`.
         departures: The persisted departures whose arrival lacks values or is not in the batch, but for those that are remembered:
-            the keys `from` and `to`, structs k0, k1, ..., and the sequence `at`.
+            the keys `from` and `to`, and the sequence `at`.
         num_departures: How many.
         num_lacking: How many arrivals lack values.
         num_steps: How many pairs there are of a departure and a later one of the same row from its new key.
@@ -69,18 +70,16 @@ class Moves:
 
 
 def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
-    """Add `OLD_KEY` and `NEW_KEY`: structs k0, k1, ... of the keys; NULL in changes that leave a row's key as it is."""
-    types = {field.name.lower(): field.dataType for field in changes.schema}
+    """Add the keys `OLD_KEY` and `NEW_KEY` of the row; NULL in changes that leave its key as it is."""
+    in_batch = {field.name.lower(): field.dataType for field in changes.schema}
+    types = {name: in_batch[name.lower()] for name in config.keys}
 
     def key(expression: Expression | None) -> Column:
-        struct = StructType()
-        for number, name in enumerate(config.keys):
-            struct.add(f"k{number}", types[name.lower()])
         if expression is None:
-            return F.lit(None).cast(struct)
+            return F.lit(None).cast(key_type(types.values()))
         value = column_of(expression)
-        fields = [value.getField(name).cast(types[name.lower()]).alias(f"k{i}") for i, name in enumerate(config.keys)]
-        return F.when(value.isNotNull(), F.struct(*fields))
+        fields = (value.getField(name).cast(kind) for name, kind in types.items())
+        return F.when(value.isNotNull(), key_struct(fields))
 
     return changes.alias(config.source_alias).select(
         "*", key(config.old_key).alias(OLD_KEY), key(config.new_key).alias(NEW_KEY)
@@ -110,40 +109,15 @@ def find_moves(
     is_small = num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS
     if is_small:
         changes = changes.coalesce(1)
-    key = F.struct(*[F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(config.keys)])
-    is_departure = F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull()
-    is_arrival = ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull()
-    moves = changes.where(is_departure | is_arrival).select(
-        is_departure.alias("departs"),
-        F.when(is_departure, key).otherwise(F.col(OLD_KEY)).alias("from"),
-        F.when(is_departure, F.col(NEW_KEY)).otherwise(key).alias("to"),
-        order_of(config.sequence_columns, partial).alias("at"),
-        F.coalesce(F.size(UNSET) > 0, F.lit(False)).alias("lacks"),
-    )
-    # What needs no value gets none.
-    newest_whole = F.max(F.when(~F.col("departs") & ~F.col("lacks"), F.col("at"))).over(
-        Window.partitionBy("from", "to")
-    )
-    is_needy = F.when(F.col("departs"), ~F.coalesce(newest_whole >= F.col("at"), F.lit(False))).otherwise(
-        F.col("lacks")
-    )
-    needy = moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
+    num_keys = len(config.keys)
     with ExitStack() as stack:
-        needy = stack.enter_context(persisted(needy, at_once=is_small))
-        found = _counted(needy, config, may_remember, is_small=is_small)
+        needy = stack.enter_context(persisted(_needy(changes, config, partial), at_once=is_small))
+        found = _counted(needy, num_keys, may_remember, is_small=is_small)
         remembered = left() if found["remembered"] else None
         if remembered is not None:
-            # Those come again: their rows are gone, and what these had is remembered. Now it would be found to be nothing.
-            key_type = needy.schema["from"].dataType
-            again = remembered.select(
-                place_of(len(config.keys), key_type).alias("left"),
-                F.col("moved.to").cast(key_type).alias("gone_to"),
-                F.col("sequence").cast(needy.schema["at"].dataType).alias("left_at"),
-            )
-            is_again = (F.col("from") == F.col("left")) & (F.col("to") == F.col("gone_to"))
-            is_again &= F.col("departs") & (F.col("at") == F.col("left_at"))
-            needy = stack.enter_context(persisted(needy.join(again, is_again, "left_anti"), at_once=is_small))
-            found = _counted(needy, config, may_remember, is_small=is_small)
+            new = _without_remembered(needy, remembered, num_keys)
+            needy = stack.enter_context(persisted(new, at_once=is_small))
+            found = _counted(needy, num_keys, may_remember, is_small=is_small)
         if not found["departures"] and not found["lacking"]:
             yield None
             return
@@ -153,11 +127,50 @@ def find_moves(
             num_departures=found["departures"],
             num_lacking=found["lacking"],
             num_steps=found["steps"],
-            bounds=[
-                (found.get(f"low_{i}"), found.get(f"high_{i}"), found[f"nulls_{i}"]) for i in range(len(config.keys))
-            ],
+            bounds=[(found.get(f"low_{i}"), found.get(f"high_{i}"), found[f"nulls_{i}"]) for i in range(num_keys)],
             is_small=is_small,
         )
+
+
+def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
+    """Return the departures whose arrival lacks values or is not in the batch, and the arrivals that lack values.
+
+    Whether it `departs`, the keys `from` and `to`, and the sequence `at`.
+    """
+    key = key_struct(columns_of(config.keys))
+    is_departure = F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull()
+    is_arrival = ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull()
+    moves = changes.where(is_departure | is_arrival).select(
+        is_departure.alias("departs"),
+        F.when(is_departure, key).otherwise(F.col(OLD_KEY)).alias("from"),
+        F.when(is_departure, F.col(NEW_KEY)).otherwise(key).alias("to"),
+        order_of(config.sequence_columns, partial).alias("at"),
+        F.coalesce(F.size(UNSET) > 0, F.lit(False)).alias("lacks"),
+    )
+    # A row that takes all its values along needs none from its old key.
+    newest_whole = F.max(F.when(~F.col("departs") & ~F.col("lacks"), F.col("at"))).over(
+        Window.partitionBy("from", "to")
+    )
+    is_needy = F.when(F.col("departs"), ~F.coalesce(newest_whole >= F.col("at"), F.lit(False))).otherwise(
+        F.col("lacks")
+    )
+    return moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
+
+
+def _without_remembered(needy: DataFrame, remembered: DataFrame, num_keys: int) -> DataFrame:
+    """Leave out the departures that come again.
+
+    Their rows are gone, and the tombstones in `remembered` hold what these had. Looked up now, it would be nothing.
+    """
+    kind = needy.schema["from"].dataType
+    again = remembered.select(
+        key_of_tombstone(num_keys, kind).alias("left"),
+        F.col("moved.to").cast(kind).alias("gone_to"),
+        F.col("sequence").cast(needy.schema["at"].dataType).alias("left_at"),
+    )
+    is_again = (F.col("from") == F.col("left")) & (F.col("to") == F.col("gone_to"))
+    is_again &= F.col("departs") & (F.col("at") == F.col("left_at"))
+    return needy.join(again, is_again, "left_anti")
 
 
 def _departures(needy: DataFrame, *, is_small: bool) -> DataFrame:
@@ -166,20 +179,20 @@ def _departures(needy: DataFrame, *, is_small: bool) -> DataFrame:
 
 
 def _counted(
-    needy: DataFrame, config: SinkConfig, may_remember: Callable[[Column], Column], *, is_small: bool
+    needy: DataFrame, num_keys: int, may_remember: Callable[[Column], Column], *, is_small: bool
 ) -> dict[str, Any]:
     """Return what `Moves` tells of departures and arrivals, and how many departures may be `remembered` already."""
     types = [field.dataType.simpleString() for field in needy.select("from.*").schema]
     departs = F.col("departs")
+    both = [(F.col("from")[name], F.col("to")[name]) for name in key_names(num_keys)]
     ends = [
-        bound_of(aggregate(F.when(departs, of_both(f"from.k{i}", f"to.k{i}"))), types[i]).alias(f"{name}_{i}")
-        for i in range(len(config.keys))
+        bound_of(aggregate(F.when(departs, of_both(*both[i]))), types[i]).alias(f"{name}_{i}")
+        for i in range(num_keys)
         if is_prunable(types[i])
         for name, aggregate, of_both in (("low", F.min, F.least), ("high", F.max, F.greatest))
     ]
     nulls = [
-        F.count_if(departs & (F.col(f"from.k{i}").isNull() | F.col(f"to.k{i}").isNull())).alias(f"nulls_{i}")
-        for i in range(len(config.keys))
+        F.count_if(departs & (one.isNull() | other.isNull())).alias(f"nulls_{i}") for i, (one, other) in enumerate(both)
     ]
     counts = [
         F.count_if(departs).alias("departures"),
@@ -200,9 +213,9 @@ def next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> Dat
     return steps.select(*[F.col(f"next_{name}").alias(name) for name in last.columns])
 
 
-def place_of(num_keys: int, key_type: DataType) -> Column:
-    """Return the key of a tombstone, which has it in columns k0, k1, ..., as one struct."""
-    return F.struct(*[F.col(f"k{i}") for i in range(num_keys)]).cast(key_type)
+def key_of_tombstone(num_keys: int, kind: DataType) -> Column:
+    """Return the key of a tombstone, which has its fields as columns, in the type of the batch's keys."""
+    return key_struct(columns_of(key_names(num_keys))).cast(kind)
 
 
 def joined_in_place(frame: DataFrame) -> DataFrame:

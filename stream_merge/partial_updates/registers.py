@@ -27,7 +27,8 @@ from stream_merge.column_names import (
 )
 from stream_merge.config import SinkConfig
 from stream_merge.errors import UnsupportedTableError
-from stream_merge.sql import quote
+from stream_merge.merge.key_and_sequence import columns_of, sequence_struct, sequence_type
+from stream_merge.partial_updates.last_writer_wins import Register, is_reset
 from stream_merge.table.features import GENERATED
 
 if TYPE_CHECKING:
@@ -83,13 +84,10 @@ class PartialUpdates:
         }
 
 
-def sequence_struct(schema: StructType, columns: Sequence[str]) -> StructType:
-    """Return the type of a sequence that these columns hold, as one struct."""
-    fields = {field.name.lower(): field for field in schema.fields}
-    struct = StructType()
-    for number, name in enumerate(columns):
-        struct.add(f"s{number}", fields[name.lower()].dataType)
-    return struct
+def sequence_type_in(schema: StructType, columns: Sequence[str]) -> StructType:
+    """Return the type of the sequence that these columns of a schema hold."""
+    types = {field.name.lower(): field.dataType for field in schema.fields}
+    return sequence_type(types[name.lower()] for name in columns)
 
 
 def column_sequences(sequences: Mapping[str, Column], of_row: Column, partial: PartialUpdates) -> Column:
@@ -167,23 +165,26 @@ class _Registers:
     def reset(self, clause: ResolvedClause, truncated: Column) -> ResolvedClause:
         """Return the clause so that it takes older values away."""
         old = self._resolved.old_values
-        of_row, nothing = self._sequence(old), F.lit(None)
+        of_row = self._sequence(old)
         values = list(old)
         sequences: dict[str, Column] = {}
-        is_older = F.lit(False)
+        is_any_older = F.lit(False)
         for name, place in self._registers.items():
-            ours = register_sequence(old[self._of_sequences], name, of_row)
-            is_older = is_older | F.coalesce(ours < truncated, F.lit(False))
-            never = nothing.cast(self._type)
-            values[place], sequences[name] = merged_register(
-                nothing, old[place], never, ours, is_reset=ours < truncated, is_fill=F.lit(False)
-            )
+            ours = self._register(old, name, of_row)
+            # A TRUNCATE leaves rows of its own sequence, so it leaves their values, too.
+            is_older = is_reset(ours.sequence, truncated, comes_later=False)
+            is_any_older = is_any_older | is_older
+            left = ours.without(is_older)
+            values[place], sequences[name] = left.value, left.sequence
         values[self._of_sequences] = column_sequences(sequences, of_row, self._partial)
-        return replace(clause, condition=is_older, values=tuple(values), are_values_source_only=False)
+        return replace(clause, condition=is_any_older, values=tuple(values), are_values_source_only=False)
+
+    def _register(self, values: Sequence[Column], name: str, of_row: Column) -> Register:
+        """Return a register of the row with these values and this sequence."""
+        return Register(values[self._registers[name]], register_sequence(values[self._of_sequences], name, of_row))
 
     def _sequence(self, values: Sequence[Column]) -> Column:
-        fields = [values[place].alias(f"s{number}") for number, place in enumerate(self._of_sequence)]
-        return F.struct(*fields).cast(self._type)
+        return sequence_struct(values[place] for place in self._of_sequence).cast(self._type)
 
     @property
     def _type(self) -> DataType:
@@ -202,12 +203,10 @@ class _Registers:
         merged = [F.when(is_newer, value).otherwise(known) for value, known in zip(new, old, strict=True)]
         sequences: dict[str, Column] = {}
         for name, place in self._registers.items():
-            theirs = register_sequence(new[self._of_sequences], name, of_change)
-            ours = register_sequence(old[self._of_sequences], name, of_row)
-            # A delete of the same sequence comes later than the row's value, and counts.
-            merged[place], sequences[name] = merged_register(
-                new[place], old[place], theirs, ours, is_reset=~(reset < ours), is_fill=F.col(IS_CARRIED_OVER)
-            )
+            theirs, ours = self._register(new, name, of_change), self._register(old, name, of_row)
+            is_gone = is_reset(ours.sequence, reset, comes_later=True)
+            joined = ours.joined(theirs, is_gone=is_gone, gives_way=F.col(IS_CARRIED_OVER))
+            merged[place], sequences[name] = joined.value, joined.sequence
         merged[self._of_sequences] = column_sequences(sequences, newest, self._partial)
         return tuple(merged)
 
@@ -215,7 +214,7 @@ class _Registers:
 def order_of(columns: Sequence[str], partial: PartialUpdates) -> Column:
     """Return the sequence of a row of batch or target, in the type that it has in the target."""
     assert partial.sequence is not None
-    return F.struct(*[F.col(quote(name)).alias(f"s{i}") for i, name in enumerate(columns)]).cast(partial.sequence)
+    return sequence_struct(columns_of(columns)).cast(partial.sequence)
 
 
 def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
@@ -228,25 +227,6 @@ def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
     """
     name = name.lower()
     return F.when(F.map_contains_key(sequences, name), sequences[name]).otherwise(of_row)
-
-
-def merged_register(
-    new: Column, old: Column, theirs: Column, ours: Column, *, is_reset: Column, is_fill: Column
-) -> tuple[Column, Column]:
-    """Return the value of a column after a change, and its sequence.
-
-    Args:
-        new: The change's value.
-        old: The row's value.
-        theirs: Sequence of the change's value, NULL if it has none.
-        ours: Sequence of the row's value, NULL if it has none.
-        is_reset: Whether a delete that comes with the change takes the row's value; NULL if none comes.
-        is_fill: Whether the value is one that was handed on: of the same sequence, the row's own value stays.
-    """
-    is_reset = F.coalesce(is_reset, F.lit(False))
-    is_newer = F.when(is_fill, ours < theirs).otherwise(~(theirs < ours))
-    is_taken = theirs.isNotNull() & (ours.isNull() | is_reset | is_newer)
-    return F.when(is_taken, new).when(~is_reset, old), F.when(is_taken, theirs).when(~is_reset, ours)
 
 
 def find_partial_updates(

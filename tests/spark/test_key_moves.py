@@ -215,6 +215,31 @@ class TestOneMove:
         assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b1")]
 
 
+class TestTies:
+    """What has the sequence of something else is decided for a row that leaves its key as for one that stays."""
+
+    def test_what_the_row_has_itself_goes_before_a_value_of_the_same_sequence_that_comes_to_it(
+        self, create_source, read_rows, table
+    ):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(2, "A", None, 10, "b", old=1)]))
+        changes = [delete(1, 10, new=2), delete(2, 20, new=3), upsert(3, None, None, 21, "a", "b", old=2)]
+        sink.merge(create_source(SCHEMA, changes))
+        assert read_rows(table, "id", "a", "b") == [Row(id=3, a="A", b="b1")]
+
+    @pytest.mark.parametrize("is_split", [False, True], ids=["at once", "departure by itself"])
+    def test_a_delete_takes_the_values_of_its_own_sequence_that_came_before_it(
+        self, create_source, read_rows, table, is_split
+    ):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(1, "a5", "b5", 5)]))
+        again = [delete(1, 5), upsert(1, None, "b6", 6, "a")]
+        leaves = [delete(1, 10, new=2), upsert(2, None, None, 11, "a", "b", old=1)]
+        for batch in [again, leaves] if is_split else [again + leaves]:
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b") == [Row(id=2, a=None, b="b6")]
+
+
 class TestKeysWithNull:
     """`null_keys="match"`: NULL equals NULL, for rows that get another key too."""
 

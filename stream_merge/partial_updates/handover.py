@@ -1,0 +1,231 @@
+"""Computes what rows hand on to their new keys: the registers that a row has when it leaves, and the changes that give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.column_names import COLUMN_SEQUENCES, IS_CARRIED_OVER, IS_DELETE, OLD_KEY, UNSET
+from stream_merge.config import SinkConfig
+from stream_merge.merge.key_and_sequence import columns_of, key_names, key_struct, sequence_names
+from stream_merge.partial_updates.fold import place_in_order, sets
+from stream_merge.partial_updates.key_changes import Moves, joined_in_place, key_of_tombstone
+from stream_merge.partial_updates.last_writer_wins import Origin, Register, is_reset, write_of, write_order
+from stream_merge.partial_updates.registers import PartialUpdates, order_of, register_sequence
+from stream_merge.sql import quote
+
+
+class Handover:
+    """The registers of rows at their departure, and the changes that hand them on."""
+
+    def __init__(self, moves: Moves, config: SinkConfig, partial: PartialUpdates) -> None:
+        """Take what is to be handed on.
+
+        Args:
+            moves: The moves of the batch.
+            config: The sink, its sequence in columns.
+            partial: What changes may set.
+        """
+        self._moves = moves
+        self._changes = moves.changes
+        self._keys = config.keys
+        self._sequence = config.sequence_columns
+        self._partial = partial
+        assert partial.sequence is not None  # Without one, the configuration has no keys that change.
+        self._sequence_type = partial.sequence
+        self._key_type = moves.departures.schema["from"].dataType
+        self._key = key_struct(columns_of(config.keys))
+        self._order = order_of(config.sequence_columns, partial)
+        self._writes = [f"write_{i}" for i in range(len(partial.columns))]
+
+    def states(self, known: DataFrame, handed: Sequence[DataFrame]) -> DataFrame:
+        """Return tombstones with the values of the departures' rows, to which others may have been handed before.
+
+        Args:
+            known: What `known` returned.
+            handed: The tombstones that hand values on to these rows.
+        """
+        changes = reduce(DataFrame.unionByName, [self._changes, *map(self.fills, handed)])
+        # A departure without a history has a state, too.
+        nothing = [F.lit(None).alias(name) for name in ("order", "contents", "reset", "deleted", *self._writes)]
+        itself = self._moves.departures.select(F.col("from").alias("key"), *nothing)
+        histories = self._histories(self._changed(changes).unionByName(known).unionByName(itself))
+        folded = histories.groupBy("from", "to", "at").agg(
+            F.max("reset").alias("reset"),
+            F.max("deleted").alias("deleted"),
+            *[_newest(write).alias(write) for write in self._writes],
+        )
+        names = self._partial.columns
+        left = {name: _since_reset(F.col(write)) for name, write in zip(names, self._writes, strict=True)}
+        values = [register.value.alias(name) for name, register in left.items()]
+        unset = [F.when(register.sequence.isNull(), F.lit(name.lower())) for name, register in left.items()]
+        return folded.select(
+            "from.*",
+            F.col("at").alias("sequence"),
+            _moved(F.col("to"), F.struct(*values), F.array_compact(F.array(*unset)), F.col("reset")),
+        )
+
+    def _histories(self, records: DataFrame) -> DataFrame:
+        """Return for each departure what its key had and what was done to it before."""
+        records = records.withColumn("key", F.col("key").cast(self._key_type))
+        is_before = (F.col("key") == F.col("from")) & (F.col("order").isNull() | (F.col("order") < F.col("at")))
+        if self._moves.is_small:
+            return records.coalesce(1).join(joined_in_place(self._moves.departures), is_before)
+        return records.join(self._moves.broadcast_departures, is_before)
+
+    def _changed(self, changes: DataFrame) -> DataFrame:
+        """Return what each change does to its key: a write of each column, NULL if it leaves the column alone, or a delete."""
+        place = place_in_order(changes, self._order)
+        writes = [
+            F.when(sets(name), write_of(F.col(quote(name)), self._order, place["origin"].alias("origin"))).alias(write)
+            for name, write in zip(self._partial.columns, self._writes, strict=True)
+        ]
+        return changes.select(
+            self._key.alias("key"),
+            self._order.alias("order"),
+            place["contents"].alias("contents"),
+            # A key that a row comes to was free: what was there before is of another row.
+            F.when(F.col(IS_DELETE) | F.col(IS_CARRIED_OVER), self._order).alias("reset"),
+            F.when(F.col(IS_DELETE), self._order).alias("deleted"),
+            *writes,
+        )
+
+    def known(self, target: DataFrame, dead: DataFrame | None) -> DataFrame:
+        """Return what the table has of the keys that rows leave, and knows of their deletes, in the form of `_changed`."""
+        rows = self._known_rows(target)
+        if dead is None:
+            return rows
+        order = F.col("sequence").cast(self._sequence_type)
+        deletes = dead.select(self._key_of_tombstone().alias("key"), order.alias("order"), order.alias("reset"))
+        left = self._moves.broadcast_departures
+        deletes = deletes.join(left, F.col("key") == F.col("from"), "left_semi")
+        if self._moves.is_small:
+            deletes = deletes.repartition(1)
+        return rows.unionByName(deletes, allowMissingColumns=True)
+
+    def _known_rows(self, target: DataFrame) -> DataFrame:
+        there = {field.name.lower() for field in target.schema}
+        origin = F.lit(Origin.IN_TARGET.value).alias("origin")
+        writes = []
+        for name, write in zip(self._partial.columns, self._writes, strict=True):
+            sequence = self._order
+            if COLUMN_SEQUENCES in there:
+                sequence = register_sequence(F.col(COLUMN_SEQUENCES), name, self._order)
+            value = F.col(quote(name)) if name.lower() in there else F.lit(None)
+            typed = value.cast(self._changes.schema[name].dataType)
+            writes.append(F.when(sequence.isNotNull(), write_of(typed, sequence, origin)).alias(write))
+        return target.select(
+            self._key.alias("key"),
+            self._order.alias("order"),
+            F.lit(0).cast("long").alias("contents"),
+            F.lit(None).alias("reset"),
+            F.lit(None).alias("deleted"),
+            *writes,
+        )
+
+    def _key_of_tombstone(self) -> Column:
+        return key_of_tombstone(len(self._keys), self._key_type)
+
+    def awaited(self, left: DataFrame) -> DataFrame:
+        """Return those of earlier batches' tombstones whose values arrivals of this batch lack."""
+        arrivals = self._changes.where(
+            ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull() & F.coalesce(F.size(UNSET) > 0, F.lit(False))
+        ).select(F.col(OLD_KEY).alias("arrived_from"), self._key.alias("arrived_at"), self._order.alias("arrived"))
+        is_awaited = (F.col("arrived_from") == self._key_of_tombstone()) & (
+            F.col("arrived_at") == F.col("moved.to").cast(self._key_type)
+        )
+        return left.join(arrivals, is_awaited & ~(F.col("arrived") < F.col("sequence")), "left_semi")
+
+    def passed_on(self, handed: DataFrame, left: DataFrame) -> DataFrame:
+        """Return what is handed to rows that have left their new key since, as tombstones of that key."""
+        earlier = handed.select(F.col("moved").alias("given"), F.col("sequence").alias("given_at"))
+        is_of_key = F.col("given.to").cast(self._key_type) == self._key_of_tombstone()
+        # Not what came to a row that was deleted before the one that left.
+        since = F.col("moved.since") if "since" in left.select("moved.*").columns else F.lit(None)
+        since = since.cast(self._sequence_type)
+        is_gone = is_reset(F.col("given_at").cast(self._sequence_type), since, comes_later=False)
+        is_next = is_of_key & (F.col("given_at") < F.col("sequence")) & ~is_gone
+        # Only what the row lacked when it left: of all else it had newer values.
+        names = F.array(*[F.lit(name.lower()) for name in self._partial.columns])
+        unset = F.array_union("given.unset", F.array_except(names, F.col("moved.unset")))
+        joined = left.where(F.size("moved.unset") > 0).join(earlier, is_next).withColumn("still_unset", unset)
+        return joined.where(F.size("still_unset") < len(self._partial.columns)).select(
+            *key_names(len(self._keys)),
+            "sequence",
+            _moved(F.col("moved.to"), F.col("given.row"), F.col("still_unset"), since),
+        )
+
+    def given(self, handed: Sequence[DataFrame], target: Sequence[DataFrame]) -> DataFrame:
+        """Return the changes that give values to the rows that have come to their new keys, in this batch or before.
+
+        Until then another row may have the key, whose own departure is yet to be read.
+
+        Args:
+            handed: The tombstones that hold the values.
+            target: The rows of the target that have the new keys.
+        """
+        key = self._key.cast(self._key_type)
+        there = self._changes.where(~F.col(IS_DELETE)).select(key.alias("there"), self._order.alias("there_at"))
+        for rows in target:
+            there = there.unionByName(rows.select(key.alias("there"), self._order.alias("there_at")))
+        fills = reduce(DataFrame.unionByName, map(self.fills, handed))
+        if self._moves.is_small:
+            fills, there = fills.coalesce(1), joined_in_place(there.coalesce(1))
+        is_there = (key == F.col("there")) & ~(F.col("there_at") < self._order)
+        return fills.join(there, is_there, "left_semi")
+
+    def fills(self, handed: DataFrame) -> DataFrame:
+        """Return for tombstones that hold values the changes that give them to the new keys."""
+        to, sequence = F.col("moved.to"), F.col("sequence")
+        known = {name.lower(): name for name in handed.select("moved.row.*").columns}
+        row = {
+            name.lower(): F.col("moved.row")[known[name.lower()]]
+            for name in self._partial.columns
+            if name.lower() in known
+        }
+        unknown = [F.lit(name.lower()) for name in self._partial.columns if name.lower() not in known]
+        values = {
+            **row,
+            **{name.lower(): to[field] for name, field in _with_fields(self._keys, key_names)},
+            **{name.lower(): sequence[field] for name, field in _with_fields(self._sequence, sequence_names)},
+            UNSET: F.concat("moved.unset", F.array(*unknown).cast("array<string>")),
+            IS_DELETE: F.lit(False),
+            IS_CARRIED_OVER: F.lit(True),
+        }
+        null = F.lit(None)
+        return handed.select(
+            *[
+                values.get(field.name.lower(), null).cast(field.dataType).alias(field.name)
+                for field in self._changes.schema
+            ]
+        )
+
+
+def _newest(name: str) -> Column:
+    """Return the newest of the writes in a column: an aggregate."""
+    write = F.col(name)
+    place = write_order(write["sequence"], write["origin"], F.col("contents"))
+    return F.max_by(write, F.when(write.isNotNull(), place))
+
+
+def _since_reset(write: Column) -> Register:
+    """Return the register of the newest write, empty if what is in `reset` or `deleted` takes it."""
+    register = Register.of(write)
+    is_gone = is_reset(register.sequence, F.col("reset"), comes_later=False)
+    # The deletes of the batch come later than what the table has.
+    is_of_target = F.coalesce(write["origin"] == Origin.IN_TARGET.value, F.lit(False))
+    is_gone |= is_of_target & is_reset(register.sequence, F.col("deleted"), comes_later=True)
+    return register.without(is_gone)
+
+
+def _moved(to: Column, row: Column, unset: Column, since: Column) -> Column:
+    """Return where a row went, its values, those that it lacked, and the newest delete of its key before."""
+    return F.struct(to.alias("to"), row.alias("row"), unset.alias("unset"), since.alias("since")).alias("moved")
+
+
+def _with_fields(names: Sequence[str], field_names: Callable[[int], list[str]]) -> Iterator[tuple[str, str]]:
+    """Give columns with the fields of a key or a sequence that hold them."""
+    return zip(names, field_names(len(names)), strict=True)
