@@ -65,7 +65,8 @@ def draw(results: list[dict[str, str]]) -> str:
         'font-family="system-ui, sans-serif" font-size="13" fill="#1f2328" role="img">',
         "<title>Seconds for a micro-batch of 10,000 changes, by append, stream_merge and MERGE</title>",
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#f6f8fa"/>',
-        '<text x="16" y="30" font-size="15" font-weight="600">Seconds to merge 10,000 changes into 1 million rows</text>',
+        '<text x="16" y="30" font-size="15" font-weight="600">'
+        "Seconds to merge 10,000 changes into 1 million rows</text>",
     ]
     x = WIDTH - 330
     for name, colour in SYSTEMS.values():

@@ -1,4 +1,4 @@
-"""Knows which micro-batch a table got last, so that a commit which another writer overwrote is noticed."""
+"""Remembers the last micro-batch that a table got, to notice a commit that another writer overwrote."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ logger = logging.getLogger("stream_merge")
 def last_applied(batch: MicroBatch, table_id: str) -> int | None:
     """Return the last micro-batch that the table has got under the same application id, as far as that is known.
 
-    That this batch is not the next one after it is no sign of a loss: a function around the sink may leave micro-batches out,
-    and a router leaves them out for tables that have no rows in them.
+    A gap between that batch and this one is no sign of a loss: a function around the sink may skip micro-batches, and a
+    router skips them for tables that have no rows in them.
     """
     app_id, of_table, batch_id = batch.caches.committed or ("", "", 0)
     if batch.identity is not None and (app_id, of_table) == (batch.identity.app_id, table_id):

@@ -1,4 +1,4 @@
-"""One attempt to merge a micro-batch into one version of the table, and the parts of it that hold for the next attempt."""
+"""One attempt to merge a micro-batch into one version of the table, and the parts of it that the next one reuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stream_merge.tombstones.store import TombstoneStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A version of the table that is read.
+    """The version of the table that an attempt reads.
 
     Attributes:
         transaction: Delta's transaction on it.
@@ -69,7 +69,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What an attempt that met a conflict leaves to the next one.
+    """The parts of an attempt that the next one reuses after a conflict.
 
     Attributes:
         evaluated: The evaluated rows.
@@ -85,15 +85,15 @@ class Kept:
 def what_can_be_kept(
     *, is_same_table: bool, is_rearranged: bool, is_refolded: bool, has_moved_rows: bool, has_same_deletes: bool
 ) -> Kept:
-    """Return what of an attempt holds for a newer version of the table.
+    """Return the parts of an attempt that hold for a newer version of the table.
 
     Args:
         is_same_table: Whether metadata and protocol are the same.
-        is_rearranged: Whether the target has other columns, and the sink goes by them.
-        is_refolded: Whether the rows to merge are made of the batch in another way: it is rearranged, changes set other single
-            columns, or rows without a key are paired, which depends on the rows that are left.
-        has_moved_rows: Whether rows got another key, and took values from the target.
-        has_same_deletes: Whether the remembered deletes outdate the same changes.
+        is_rearranged: Whether the target's columns have changed and the sink depends on them.
+        is_refolded: Whether the batch is reduced to other rows: it is rearranged, its changes set other single columns,
+            or rows without a key are paired with rows of the target.
+        has_moved_rows: Whether rows that got another key took values from the target.
+        has_same_deletes: Whether the table remembers the same deletes, so that they outdate the same changes.
     """
     measured = has_same_deletes and not is_rearranged
     return Kept(

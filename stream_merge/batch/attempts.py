@@ -137,8 +137,8 @@ def next_attempt(
 def _open_again(batch: MicroBatch, table: Table, earlier: Attempt) -> Opened | None:
     """Open the table for another attempt, with all that the sink needs to keep order; None if it has the batch by now.
 
-    Another process may have committed the batch after the failed commit was looked into, while this one waited. That commit is
-    part of the version which this attempt reads, so no conflict would tell of it.
+    Another process may have committed the batch after the failed commit was looked into, while this one waited. That
+    commit is part of the version which this attempt reads, so no conflict would tell of it.
     """
     before, transaction = earlier.transaction, table.begin()
     if batch.is_applied(transaction):

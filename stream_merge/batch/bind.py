@@ -41,8 +41,8 @@ def bind(config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: 
         config: The sink as the user configured it.
         batch: The batch as it arrived.
         schema: The table's.
-        is_typed: Whether keys and sequence get the table's types, with an error where that changes a value. A quarantine looks
-            at the batch before.
+        is_typed: Whether keys and sequence get the table's types, with an error where that changes a value. The
+            quarantine checks the batch before that.
 
     Raises:
         SchemaMismatchError: The sequence has another order in the table's type.
@@ -73,9 +73,10 @@ def bind(config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: 
 
 
 def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
-    """Return the batch with the types of the target's keys and sequence, so that all of a merge compares the same values.
+    """Cast the keys and sequence of a batch to the target's types, so that all steps compare the same values.
 
-    Keys that only the cast makes equal ('1' and '01' in an INT) are one key then, inside the batch and among the deletes.
+    Keys that only the cast makes equal ('1' and '01' in an INT) are then one key, within the batch and among the
+    deletes.
     """
     in_target = {field.name.lower(): field.dataType for field in schema.fields}
     given = {field.name.lower(): field for field in batch.schema.fields}
@@ -88,7 +89,7 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
         field, kept = given.get(name.lower()), in_target.get(name.lower())
         if field is None or kept is None or field.dataType == kept or field.name in typed:
             continue
-        # The text of a number is another one for each number.
+        # Distinct numbers have distinct texts, so a cast to STRING makes no two keys equal.
         if _is_plain(field.dataType) and _is_plain(kept) and not isinstance(kept, StringType):
             typed[field.name] = exactly_typed(F.col(quote(field.name)), field.name, field.dataType, kept)
     if not typed:

@@ -18,11 +18,11 @@ logger = logging.getLogger("stream_merge")
 
 _ALL = (Action.UPDATE_ALL, Action.INSERT_ALL)
 _OF_RECORDS = ("topic", "partition", "offset", "value")
-"""What a quarantine says of the record that a row comes from."""
+"""The columns in which a quarantine keeps the record that a row comes from."""
 
 
 def check_columns(batch: DataFrame, config: SinkConfig) -> None:
-    """Raise when the batch lacks columns that the options name, or has names that are ours or no table can tell apart.
+    """Refuse a batch that lacks columns of the options, or has names that are reserved or differ by case only.
 
     Raises:
         ConfigError: A column has a reserved name, or two have names that differ in upper and lower case alone.
@@ -37,8 +37,9 @@ def check_columns(batch: DataFrame, config: SinkConfig) -> None:
     if alike:
         raise ConfigError(
             [
-                f"the source has the columns {' and '.join(names)}, which Delta does not tell apart: rename all but one of them in "
-                "the source, or leave them out (for stream_merge.debezium by columns=, which takes names exactly)"
+                f"the source has the columns {' and '.join(names)}, which Delta does not tell apart: rename all but "
+                "one of them in the source, or leave them out (with stream_merge.debezium by columns=, which takes "
+                "names exactly)"
                 for names in alike
             ]
         )
@@ -71,7 +72,7 @@ def tell_left_out(
     target: Collection[str],
     told: set[frozenset[str]],
 ) -> None:
-    """Log a warning with the columns of a batch whose values no column of the target takes and no option uses.
+    """Warn of columns of a batch that the target lacks and no option uses.
 
     Args:
         spark: The session.
@@ -130,5 +131,5 @@ def _expressions(config: SinkConfig) -> Iterator[Expression]:
 
 
 def _is_named(name: str, texts: Sequence[str]) -> bool:
-    """Return whether a text may name a column; it is better to keep silent than to warn of a column that is used."""
+    """Return whether a text may name a column. In doubt it does: no warning is better than one of a column in use."""
     return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) for text in texts)

@@ -76,7 +76,7 @@ def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
 def _ordered(
     config: SinkConfig, frame: DataFrame, transaction: Transaction
 ) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
-    """Return sink and batch as the merge would have them, as far as the target is ready for it, and what to say of it."""
+    """Return the sink and the batch as bound to the target without the columns that it lacks, and lines about them."""
     schema = transaction.struct_type
     bound = bind(config, frame, schema)
     ordered, sequenced, partial = bound.config, bound.frame, bound.partial

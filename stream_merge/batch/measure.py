@@ -1,4 +1,4 @@
-"""Measures the evaluated rows of a micro-batch in one pass, and leaves out those that a remembered delete outdates."""
+"""Measures the evaluated rows of a micro-batch in one pass, and drops those that a remembered delete outdates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stream_merge.tombstones.store import TombstoneStore
 
 MAX_PARTITION_VALUES = 1000
-"""Up to so many values of a partition column are compared one by one, beyond it only their range."""
+"""Up to this many values of a partition column are compared one by one; beyond it only their range is."""
 
 FIRST_PLAIN_MICROS = -2_208_988_800_000_000
 """The beginning of 1900, in microseconds since the epoch."""
@@ -44,11 +44,11 @@ FIRST_PLAIN_MICROS = -2_208_988_800_000_000
 
 @contextmanager
 def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
-    """Leave out what is older than a remembered delete, and find out what the merge needs to know of the batch.
+    """Drop the rows that are older than a remembered delete of their key, and measure the others.
 
     Args:
         rows: The evaluated rows.
-        reduction: What they were made of.
+        reduction: The batch that they come from.
 
     Raises:
         NullKeyError: Keys are null and `null_keys` is error.
@@ -99,7 +99,7 @@ def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
 def _untruncated(
     rows: DataFrame, store: TombstoneStore | None, partial: PartialUpdates | None
 ) -> tuple[DataFrame, int]:
-    """Leave out what is older than a TRUNCATE that the table remembers; the second item is how many rows."""
+    """Drop the rows that are older than a TRUNCATE which the table remembers; return the others, and how many went."""
     if store is None or store.state.truncated is None:
         return rows, 0
     columns = [quote(name) for name in rows.columns]
@@ -116,7 +116,7 @@ def _untruncated(
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What a merge needs to know of a batch, in one pass; see `measured`."""
+    """The aggregates over a batch that a merge needs, computed in one pass; see `measured`."""
 
     config: SinkConfig
     resolved: ResolvedMerge
@@ -130,7 +130,7 @@ class _Measure:
         return [pair for pair in self.resolved.key_pairs if is_prunable(pair.type_name)]
 
     def frame(self, rows: DataFrame) -> DataFrame:
-        """Return what is to be known of rows, a frame of one row."""
+        """Return the aggregates over rows, as a frame of one row."""
         resolved, store, columns = self.resolved, self.store, rows.columns
         aggregates = [*resolved.once(f"facts of {columns}", lambda: self._lasting(columns))]
         if store is not None:
@@ -159,11 +159,11 @@ class _Measure:
         return aggregates
 
     def take(self, rows: DataFrame) -> Row:
-        """Return what is to be known of rows."""
+        """Compute the aggregates over rows."""
         return summaries(self.frame(rows))[0]
 
     def source(self, rows: DataFrame, facts: Row, num_outdated: int) -> Source:
-        """Return the source of these rows, of which this is known.
+        """Return the source that these rows and their aggregates make.
 
         Raises:
             NullKeyError: Keys are null and `null_keys` is error.
@@ -196,7 +196,7 @@ class _Measure:
 
 
 def _are_plain(values: Collection[Any], type_name: str) -> bool:
-    """Whether the way from Spark and back gives the same values: before 1900 Java's calendar is another one than Spark's."""
+    """Return whether values survive the way from Spark and back: before 1900 Java's calendar differs from Spark's."""
     return type_name != "timestamp" or all(FIRST_PLAIN_MICROS <= value <= LAST_MICROS for value in values)
 
 

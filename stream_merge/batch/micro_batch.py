@@ -47,5 +47,8 @@ class MicroBatch:
         return self.config.target if self.identity is None else f"{self.config.target}: batch {self.identity.batch_id}"
 
     def is_applied(self, transaction: Transaction) -> bool:
-        """Return whether a version of the table holds the batch; the transaction then conflicts with a commit that records it."""
+        """Return whether a version of the table holds the batch.
+
+        From then on the transaction conflicts with any commit that records the batch.
+        """
         return self.identity is not None and self.identity.is_applied(transaction)

@@ -27,7 +27,7 @@ from stream_merge.table.log_stores import check_log_store
 logger = logging.getLogger("stream_merge")
 
 FEATURE = "domainMetadata"
-"""The table feature for what is remembered of deletes."""
+"""The table feature under which deletes are remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ def _create_if_missing(batch: MicroBatch) -> bool:
         return False
     if batch.identity is not None and batch.caches.committed and batch.caches.committed[0] == batch.identity.app_id:
         raise TargetNotFoundError(
-            f"{batch.name}: the table has earlier micro-batches of this query, and is gone. It is not created anew, since "
-            "their rows would be missing: restore it, or begin with an empty table and a new checkpoint."
+            f"{batch.name}: the table has earlier micro-batches of this query, and is gone. It is not created anew, "
+            "since their rows would be missing: restore it, or begin with an empty table and a new checkpoint."
         )
     future = future_table(spark, config.target)
     if future is not None:
@@ -117,7 +117,7 @@ def written(config: SinkConfig, frame: DataFrame) -> DataFrame:
 
 
 def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) -> dict[str, str]:
-    """Return name and type of the columns that the sink needs to keep order and the target lacks.
+    """Return names and types of the columns that the target lacks and the sink needs to keep order.
 
     Args:
         config: The sink as the user configured it.
@@ -145,7 +145,7 @@ def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) ->
 
 
 def outgrown_sequences(config: SinkConfig, batch: DataFrame, schema: StructType) -> dict[str, str]:
-    """Return path and new type of what is too narrow in `COLUMN_SEQUENCES`, because the sequence of the table was widened.
+    """Return path and new type of each part of `COLUMN_SEQUENCES` that is narrower than the table's widened sequence.
 
     Args:
         config: The sink as the user configured it.
@@ -171,7 +171,7 @@ def _other_types(path: str, kept: DataType, wanted: DataType) -> Iterator[tuple[
 
 
 def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
-    """Give a target what the sink needs to keep order, columns and table feature each in a commit before the first batch.
+    """Add the columns and the table feature that the sink needs to keep order, each in a commit of its own.
 
     Returns:
         The transaction, opened anew when something was changed.
@@ -187,8 +187,8 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     outgrown = outgrown_sequences(config, batch, schema)
     if outgrown and transaction.properties.get("delta.enableTypeWidening", "false").lower() != "true":
         raise UnsupportedTableError(
-            f"{table.name}: the sequence has a wider type than what is remembered of single columns, in {COLUMN_SEQUENCES}. "
-            "Set the table property delta.enableTypeWidening, so that the sink can widen it"
+            f"{table.name}: the sequence has a wider type than the sequences of single columns in {COLUMN_SEQUENCES}. "
+            "Set the table property delta.enableTypeWidening, so that the sink can widen them"
         )
     for path, sql_type in outgrown.items():
         logger.info("%s: widening %s to %s, as the sequence was", table.name, path, sql_type)

@@ -1,8 +1,8 @@
 """The key and the sequence of a row, each as one struct.
 
-Batch, target and tombstones may name the columns differently. As structs they have the same fields everywhere: k0, k1, ... of
-a key, s0, s1, ... of a sequence. Tombstones and the target's own columns keep them under these names. Spark compares structs
-field by field, the first that differs decides, and NULL comes before any value.
+Batch, target and tombstones may name the columns differently. As structs they have the same fields everywhere: k0, k1,
+... of a key, s0, s1, ... of a sequence. Tombstones and the target's own columns keep them under these names. Spark
+compares structs field by field, the first that differs decides, and NULL comes before any value.
 """
 
 from __future__ import annotations

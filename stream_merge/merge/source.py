@@ -16,7 +16,7 @@ from stream_merge.sql import column_of, quote
 from stream_merge.table.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
 
 MAX_UNSHUFFLED_ROWS = 20_000
-"""Up to so many rows the newest changes are chosen in one task: a shuffle would be a job more, and take longer than the choice."""
+"""Up to this many rows, one task chooses the newest changes: a shuffle would be another job and take longer."""
 
 MAX_TRACKED_VALUES = 100
 """Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
@@ -70,7 +70,8 @@ class Source:
 def bound_of(value: Column, type_name: str) -> Column:
     """Return the smallest or largest value of a batch as one that Python has: its years are 1 to 9999.
 
-    Values beyond are taken for the last within. A file that has them has statistics beyond, too, which tell nothing: it is read.
+    Values beyond them are replaced by the nearest one within. A file with such values has statistics that tell nothing,
+    so it is read.
     """
     if type_name == "date":
         nearest = F.greatest(F.least(value, F.expr("DATE'9999-12-31'")), F.expr("DATE'0001-01-01'"))
@@ -115,7 +116,7 @@ def key_ranges_of(
 
 
 def is_delete(config: SinkConfig) -> Column:
-    """Return whether a row of a frame with the source's alias deletes its key: `delete_when`, of which NULL counts as false.
+    """Return whether a row of the source deletes its key: `delete_when`, where NULL counts as false.
 
     Once Delta has resolved the merge, `deletes` says the same of the rows that it takes.
     """

@@ -46,12 +46,12 @@ ROWS_A_FILE = 100_000
 MAX_SHOWN_REASONS = 5
 _NUMBER = RESERVED_PREFIX + "number"
 _IDENTITY = ("row", "topic", "partition", "offset")
-"""The columns by which a row of one batch is known again."""
+"""The columns that identify a row within a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judgement:
-    """Why a row is rejected, in Columns that are made once: each takes several calls into the JVM for each of its parts.
+    """The checks of a row as Columns, which are built once: each takes several calls into the JVM for each part.
 
     Attributes:
         checks: What is checked; nothing else counts if there is nothing.
@@ -72,7 +72,7 @@ class _Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """The quarantine of one sink, as one batch uses it.
+    """The quarantine of a sink, for one batch.
 
     Attributes:
         config: The sink as the user configured it.
@@ -108,12 +108,12 @@ class Quarantine:
     ) -> Iterator[tuple[DataFrame, int, Mapping[str, Any]]]:
         """Set the rows aside that cannot be merged, and keep the others for the block.
 
-        The rows that are set aside are committed before the merge is: after a crash in between they are there, and the replay
-        does not add them again.
+        The rejected rows are committed before the merge: after a crash in between the quarantine has them, and the
+        replay does not add them again.
 
         Args:
             batch: The batch as it arrived; it is evaluated once.
-            prepared: The batch as the merge was analysed for it: with columns of the sink's own behind those that arrived.
+            prepared: The batch that the merge was analysed for, with the sink's own columns behind those that arrived.
             resolved: The merge.
             special: What else is to be counted, in the same pass (`special_changes`).
 
@@ -135,7 +135,7 @@ class Quarantine:
             yield judged.where(~judgement.is_rejected).select(*judgement.columns), num_rejected, counts
 
     def _judgement(self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge) -> _Judgement:
-        """Return what is asked of every batch for which the merge is resolved alike."""
+        """Return the checks of every batch for which the merge is resolved alike."""
         make_checks = Checks(
             batch=batch,
             config=self.config,
@@ -169,7 +169,7 @@ class Quarantine:
     def _check_limit(
         self, judged: DataFrame, judgement: _Judgement, special: Sequence[Column]
     ) -> tuple[int, Mapping[str, Any]]:
-        """Return how many rows are rejected, and what else was counted, in one pass; log why."""
+        """Count the rejected rows and the special changes in one pass, and log the reasons."""
         checks = judgement.checks
         row = summary(judged.alias(self.config.source_alias), *special, *judgement.counts)
         num_rows, num_rejected = row["rows"], row["rejected"]
@@ -195,8 +195,8 @@ class Quarantine:
     def _set_aside(self, rejected: DataFrame, schema: StructType, num_rejected: int) -> None:
         """Append the rows to the table.
 
-        After this returns each of them is there once, however often the batch was begun. The exception of a failed commit
-        does not tell whether it landed, so what the table holds decides.
+        After this returns the table has each of them once, however often the batch was begun. The exception of a failed
+        commit does not tell whether it landed, so the table itself is asked.
         """
         described = self._described(rejected, schema).coalesce(1 + num_rejected // ROWS_A_FILE)
         reached("quarantining")
@@ -207,7 +207,7 @@ class Quarantine:
         reached("quarantined")
 
     def _settled(self, described: DataFrame, error: BaseException) -> Outcome:
-        """Return what became of a commit that raised: what the table holds of the batch decides."""
+        """Find out whether a commit that raised an error landed: the table itself is asked."""
         is_there = self._is_recorded(described.sparkSession) and self._missing(described).isEmpty()
         return Outcome(is_landed=is_there, conflict=None if is_there else conflict_name(error))
 
@@ -220,8 +220,8 @@ class Quarantine:
             create_table(spark, self.table, described, partition_by=(), cluster_by=(), properties={})
         is_recorded = self._is_recorded(spark)
         if is_recorded:
-            # Begun before. Mostly all of it is there, but with other options or another schema of the target, other rows
-            # may be rejected now: Delta would leave these out by the batch id, and they would be in no table.
+            # The batch was begun before. Mostly the table has all of its rows, but with other options or another schema
+            # of the target, other rows may be rejected now. Delta would skip these for their batch id.
             described = self._missing(described)
             if described.isEmpty():
                 return
@@ -276,7 +276,7 @@ class Quarantine:
 
 
 def _origin(schema: StructType) -> Mapping[str, Column]:
-    """Return where a row comes from, as far as the batch tells: topic, partition and offset of the record, and its value.
+    """Return topic, partition, offset and value of the record that a row comes from, as far as the batch has them.
 
     From the struct of a Debezium change, else from columns of these names and of the types that Kafka's source gives.
     """

@@ -160,7 +160,8 @@ class Outcome:
 
     Attributes:
         version: The version at which it landed; None if it did not, or if that is not known.
-        is_landed: Whether the table holds the batch, in a commit of unknown version: this one, or that of another process.
+        is_landed: Whether the table holds the batch, in a commit of unknown version: this one, or that of another
+            process.
         conflict: Delta's name of the conflict; None if it was none.
     """
 
