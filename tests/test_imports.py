@@ -1,4 +1,4 @@
-"""What importing the package costs (no JVM, no Spark), and which room of it may import which."""
+"""What importing the package costs (no JVM, no Spark), and which subpackage may import which."""
 
 import ast
 import subprocess
@@ -35,7 +35,7 @@ LAYERS = (
     ("cli.show",),
     ("cli",),
 )
-"""The rooms, the lowest first. A module imports modules of its own room and of the layers below."""
+"""The subpackages, the lowest first. A module imports modules of its own subpackage and of the layers below."""
 
 FOREIGN = ("py4j", "pyspark", "delta", "pandas")
 
@@ -95,10 +95,14 @@ def imports_of(path, names, *, with_types):
 
 
 def layer_of(module):
-    """Return the number of the module's layer, and its room there."""
-    rooms = [(number, room) for number, rooms in enumerate(LAYERS) for room in rooms]
+    """Return the number of the module's layer, and its subpackage there."""
+    packages = [(number, package) for number, packages in enumerate(LAYERS) for package in packages]
     return max(
-        ((number, room) for number, room in rooms if module == room or (room and module.startswith(f"{room}."))),
+        (
+            (number, package)
+            for number, package in packages
+            if module == package or (package and module.startswith(f"{package}."))
+        ),
         key=lambda found: len(found[1]),
     )
 
@@ -107,10 +111,10 @@ def test_rooms_import_those_below_them_only():
     names = modules()
     wrong = []
     for module, path in names.items():
-        number, room = layer_of(module)
+        number, package = layer_of(module)
         for imported in imports_of(path, names, with_types=True):
-            its_number, its_room = layer_of(imported)
-            if its_room != room and its_number >= number:
+            its_number, its_package = layer_of(imported)
+            if its_package != package and its_number >= number:
                 wrong.append(f"{module} imports {imported}")
     assert wrong == []
 

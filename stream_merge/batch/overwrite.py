@@ -12,8 +12,8 @@ from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.target import Target, written
 from stream_merge.bridge import sessions
 from stream_merge.bridge.materialized import materialized
+from stream_merge.bridge.operations import overwrite_operation
 from stream_merge.bridge.self_read import SelfRead
-from stream_merge.bridge.statement import overwrite_operation
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.config import NO_QUARANTINE_IN_COMPLETE
 from stream_merge.errors import ConfigError

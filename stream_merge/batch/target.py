@@ -13,7 +13,8 @@ from pyspark.sql.types import DataType, MapType, StructType
 from stream_merge.batch.applied import last_applied
 from stream_merge.batch.bind import bind
 from stream_merge.batch.micro_batch import MicroBatch
-from stream_merge.bridge.table import Table, create_table, future_table, open_table, table_exists
+from stream_merge.bridge.creation import create_table
+from stream_merge.bridge.table import Table, future_table, open_table, table_exists
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig

@@ -1,4 +1,4 @@
 """Finds rows that cannot be merged (`row_checks`) and appends them to a Delta table (`table`).
 
-May import `keyless`, `debezium` and the rooms below them.
+May import `keyless`, `debezium` and the subpackages below them.
 """

@@ -14,7 +14,7 @@ from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.clauses import Expression
 from stream_merge.column_names import SEQUENCE
 from stream_merge.config import SinkConfig
-from stream_merge.keyless.multiset import before_of, is_lost
+from stream_merge.keyless.bind import before_of, is_lost
 from stream_merge.merge.lossless_casts import exact
 from stream_merge.merge.source import deletes
 from stream_merge.partial_updates.fold import unset_columns

@@ -12,12 +12,12 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
+from stream_merge.bridge.creation import create_table
 from stream_merge.bridge.jvm import conflict_name
 from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.sessions import summary
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import (
-    create_table,
     location,
     open_table,
     present_or_future_table,
@@ -29,7 +29,7 @@ from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.debezium.settings import CHANGE_COL
 from stream_merge.errors import QuarantineLimitError
-from stream_merge.keyless.multiset import type_before
+from stream_merge.keyless.bind import type_before
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.partial_updates.special_changes import SPECIAL, own_columns
 from stream_merge.quarantine.row_checks import Check, Checks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,24 +15,22 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.bridge.operations import manual_operation
 from stream_merge.bridge.sessions import classic_session, persisted
-from stream_merge.bridge.statement import manual_operation
 from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import CommitActions, Transaction
-from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID
+from stream_merge.column_names import ROW_ID
 from stream_merge.config import SinkConfig
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.steps import reached
 from stream_merge.table.files import now_ms
+from stream_merge.tombstones.files import Tombstones
+from stream_merge.tombstones.history import manifest_of, older_columns
 from stream_merge.tombstones.manifest import (
-    CLEANED_EVERY_MS,
     DOMAIN,
-    FOLDER,
-    RetiredFile,
     TombstoneFile,
     TombstoneManifest,
-    Tombstones,
 )
 from stream_merge.tombstones.reach import Reach
 
@@ -40,15 +38,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("stream_merge")
 
-_REPLACING = frozenset(
-    {
-        "CREATE OR REPLACE TABLE",
-        "CREATE OR REPLACE TABLE AS SELECT",
-        "REPLACE TABLE",
-        "REPLACE TABLE AS SELECT",
-        "CLONE",
-    }
-)
+CLEANED_EVERY_MS = 24 * 3600 * 1000
+"""How often a sink cleans up what killed attempts left behind; the first time is after its first batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -269,12 +260,12 @@ def load_store(
         sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
         older_columns=None if had_registers else (),
     )
-    state = _state_of(table, transaction, fresh)
+    state = manifest_of(table, transaction, fresh)
     state.check(table.name, fresh)
     schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
     if state.older_columns is None:
         # No commit says: a batch was killed before its commit, or nothing was merged. Looked up once.
-        state = replace(state, older_columns=_older_columns(table, transaction))
+        state = replace(state, older_columns=older_columns(table, transaction))
     tombstones = Tombstones(
         table=table,
         keys={key: schema[key.lower()] for key in ordered.keys},
@@ -283,15 +274,6 @@ def load_store(
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
     return TombstoneStore(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
-
-
-def _older_columns(table: Table, transaction: Transaction) -> tuple[str, ...]:
-    """Return the columns that are older than their row in some row of the version that is read."""
-    rows = table.spark.read.format("delta").option("versionAsOf", transaction.version).load(table.path())
-    if COLUMN_SEQUENCES not in rows.columns:
-        return ()
-    names = rows.select(F.explode(F.map_keys(COLUMN_SEQUENCES)).alias("name")).distinct().collect()
-    return tuple(sorted(row["name"] for row in names))
 
 
 def forget_state(spark: SparkSession, target: str) -> None:
@@ -305,74 +287,3 @@ def forget_state(spark: SparkSession, target: str) -> None:
         transaction.commit({}, CommitActions(domain_metadata={DOMAIN: None}), manual_operation(session))
     except JVM_ERRORS as error:
         raise translate(error) from error
-
-
-def _state_of(table: Table, transaction: Transaction, fresh: TombstoneManifest) -> TombstoneManifest:
-    """Return the state of the version that is read.
-
-    RESTORE does not change a table's metadata domains, so this looks for one in the commits since the state was
-    written; if there is one, the state of the restored version counts.
-    """
-    text = transaction.domain_metadata(DOMAIN)
-    if text is None:
-        # The table was replaced, or made to forget; a RESTORE may need its earlier tombstones.
-        found = table.list_folder(FOLDER)
-        return replace(fresh, retired=tuple(RetiredFile(path=f"{FOLDER}/{name}", since_ms=now_ms()) for name in found))
-    newest = TombstoneManifest.from_json(text)
-    state = _state_at(table, transaction.version, newest) or fresh
-    if state is newest:
-        return newest
-    # A RESTORE to an earlier version may need files that the newest version no longer names.
-    left = [*newest.retired, *(RetiredFile(path=file.path, since_ms=now_ms()) for file in newest.files)]
-    named = {file.path for file in state.files} | {file.path for file in state.retired}
-    return replace(state, retired=(*state.retired, *(file for file in left if file.path not in named)))
-
-
-def _state_at(table: Table, version: int, known: TombstoneManifest | None) -> TombstoneManifest | None:
-    """Return the state as of a version, from the commits up to it.
-
-    Args:
-        table: The table.
-        version: The version.
-        known: The state to return if no commit after the version that it was based on says otherwise.
-    """
-    while version > (known.read_version if known else -1):
-        try:
-            commit = table.read_commit(version)
-        except FileNotFoundError:
-            # The log no longer has the commit: the sink has not run for long, or a RESTORE went to the oldest versions.
-            if known is None:
-                logger.warning(
-                    "%s: the log of version %d is gone, and with it the deletes that the version remembered",
-                    table.name,
-                    version,
-                )
-            return known
-        for action in commit:
-            metadata = action.get("domainMetadata", {})
-            if metadata.get("domain") == DOMAIN:
-                return None if metadata.get("removed") else TombstoneManifest.from_json(metadata["configuration"])
-        info: dict[str, Any] = next((action["commitInfo"] for action in commit if "commitInfo" in action), {})
-        if info.get("operation") in _REPLACING:
-            return None
-        if info.get("operation") == "RESTORE":
-            version, known = _restored_version(table, version, info), None
-            logger.info("%s: was restored to version %d; its remembered deletes apply", table.name, version)
-        else:
-            version -= 1
-    return known
-
-
-def _restored_version(table: Table, version: int, info: dict[str, Any]) -> int:
-    """Return the version that a RESTORE went to; for a timestamp, the last version not newer than it."""
-    parameters = info.get("operationParameters", {})
-    if parameters.get("version") is not None:
-        return int(parameters["version"])
-    moment = F.lit(parameters["timestamp"]).cast("timestamp")
-    row = (
-        table.history()
-        .where((F.col("version") < version) & (F.col("timestamp") <= moment))
-        .agg(F.max("version"))
-        .collect()
-    )
-    return int(row[0][0])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pyspark.sql import functions as F
 
 from stream_merge import MergeResult, MergeSink, debezium, merge_sink, steps
-from stream_merge.tombstones import manifest
+from stream_merge.tombstones import files, manifest
 from tests.streaming.child_session import start_session
 from tests.streaming.streams import SCHEMA, counting_sink, rows, run
 
@@ -163,7 +163,7 @@ def main() -> None:
 
     report(found=rows(spark, target, "id", "n") if (root / "target" / "_delta_log").exists() else [])
     is_debezium = options["sink"] == "debezium"
-    manifest.MAX_FILES = MAX_FILES if is_debezium else manifest.MAX_FILES
+    files.MAX_FILES = MAX_FILES if is_debezium else files.MAX_FILES
     sink = SINKS[options["sink"]](target, on_result=report_result)
     killer = Killer(spark, root / "target" / manifest.FOLDER, options["step"], options["batch_id"])
     steps.observer = killer.observe

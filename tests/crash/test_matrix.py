@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stream_merge import steps
-from stream_merge.tombstones import manifest
+from stream_merge.tombstones import files
 from tests.crash.matrix.__main__ import OF_STATE, STEPS, cases
 from tests.crash.matrix.page import BEGIN, END, FAULTS, PAGE, with_matrix
 from tests.crash.matrix.session import Case, Runner
@@ -75,7 +75,7 @@ def runner(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         pytest.skip("there is no javac to compile a file system that fails")
     root = tmp_path_factory.mktemp("matrix")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest, "MAX_FILES", 1)
+        patch.setattr(files, "MAX_FILES", 1)
         yield Runner(spark, Path(root), FaultyFileSystem(spark, root / "filesystem"))
 
 

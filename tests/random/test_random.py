@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
-from stream_merge.tombstones import manifest
+from stream_merge.tombstones import files
 from tests.random.faulty import FaultyFileSystem
 from tests.random.machine import TableMachine
 from tests.random.table import TimeOverError
@@ -45,7 +45,7 @@ def drawn(max_examples: int, num_steps: int, *, is_fixed: bool) -> settings:
 
 @pytest.fixture(autouse=True)
 def few_tombstone_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "MAX_FILES", 2)
+    monkeypatch.setattr(files, "MAX_FILES", 2)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from stream_merge.tombstones import manifest
+from stream_merge.tombstones import files
 
 
 @pytest.fixture
 def max_files(monkeypatch: pytest.MonkeyPatch) -> int:
     """Merge files of tombstones when there are more than these few, so that a handful of merges gets there; return the
     number."""
-    monkeypatch.setattr(manifest, "MAX_FILES", 3)
+    monkeypatch.setattr(files, "MAX_FILES", 3)
     return 3

@@ -15,7 +15,8 @@ import pytest
 from pyspark.sql import DataFrame, Row
 
 from stream_merge import MergeSink, merge_sink
-from stream_merge.tombstones.manifest import TombstoneFile, Tombstones
+from stream_merge.tombstones.files import Tombstones
+from stream_merge.tombstones.manifest import TombstoneFile
 from tests.spark.tables import recorded_state
 
 SCHEMA = "id INT, v STRING, seq BIGINT, op STRING"

@@ -18,7 +18,7 @@ from pyspark.sql import Row
 from stream_merge import MergeResult, merge_sink
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
-from stream_merge.tombstones import manifest
+from stream_merge.tombstones import files
 from stream_merge.tombstones.manifest import FOLDER
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import recorded_state
@@ -42,9 +42,9 @@ def test_folders_with_odd_names(create_table, create_source, read_rows, tmp_path
     assert (late.num_outdated_rows, read_rows(path)) == (1, [Row(id=2, v="new", seq=4)])
 
 
-@pytest.mark.parametrize("limit", [manifest.MAX_UNSHUFFLED_TOMBSTONES, 1])
+@pytest.mark.parametrize("limit", [files.MAX_UNSHUFFLED_TOMBSTONES, 1])
 def test_keys_that_were_deleted_several_times(create_table, create_source, read_rows, monkeypatch, limit):
-    monkeypatch.setattr(manifest, "MAX_UNSHUFFLED_TOMBSTONES", limit)
+    monkeypatch.setattr(files, "MAX_UNSHUFFLED_TOMBSTONES", limit)
     path = create_table(TARGET, [(1, "a", 1), (2, "b", 1), (3, "c", 1)])
     sink = keyed(path, null_keys="match")
     for sequence in (5, 9, 7):

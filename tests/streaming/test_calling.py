@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink, steps
 from stream_merge.batch import caches
-from stream_merge.bridge.table import create_table
+from stream_merge.bridge.creation import create_table
 from stream_merge.errors import TargetNotFoundError
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version

@@ -1,4 +1,4 @@
 """Shows pipelines and tables: on a terminal, as log lines, to Prometheus, as a plot.
 
-May import `cli.run` and the rooms below it.
+May import `cli.run` and the subpackages below it.
 """

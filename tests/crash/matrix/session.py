@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream_merge import steps
-from stream_merge.tombstones import manifest
+from stream_merge.tombstones import files
 from tests.crash.cluster_session import Cluster
 from tests.crash.matrix.workloads import (
     APP_ID,
@@ -236,7 +236,7 @@ def main() -> None:
     root = Path(argument["root"])
     spark = start_session(argument["conf"], root / "warehouse")
     # So that files of tombstones are merged in each batch that writes some.
-    manifest.MAX_FILES = 1
+    files.MAX_FILES = 1
     runner = Runner(spark, root)
     if argument["conf"]["spark.master"].startswith("local-cluster"):
         runner.cluster = Cluster(spark)

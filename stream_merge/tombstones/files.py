@@ -1,0 +1,346 @@
+"""Reads, writes and cleans up files of tombstones: the keys and sequences of deletes.
+
+They are Parquet files under the table's `_stream_merge/`, which VACUUM ignores.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, StructType
+
+from stream_merge.bridge.jvm import JVM_ERRORS
+from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.statement import ResolvedMerge
+from stream_merge.bridge.table import Table
+from stream_merge.column_names import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE, SOURCE_ID
+from stream_merge.merge.key_and_sequence import key_fields, key_names, key_type, sequence_struct, sequence_type
+from stream_merge.row_json import EXACT_TIMES
+from stream_merge.sql import quote
+from stream_merge.steps import reached
+from stream_merge.tombstones.manifest import FOLDER, RetiredFile, TombstoneFile, TombstoneManifest
+
+MAX_FILES = 16
+"""With more files, the smallest are merged into one."""
+
+MAX_BROADCAST_TOMBSTONES = 500_000
+"""With more tombstones, Spark decides how to join them with a batch, which may be large as well."""
+
+MAX_UNSHUFFLED_TOMBSTONES = 50_000
+"""With more tombstones, one task would take longer than a shuffle."""
+
+KEPT_MS = 7 * 24 * 3600 * 1000
+"""How long to keep a file that only old versions name: as long as Delta keeps data files for RESTORE by default."""
+
+_AS_JSON = {**EXACT_TIMES, "timeZone": "UTC"}
+"""In UTC, because the pattern has no seconds of an offset, which most zones had before they adopted a standard time."""
+
+_LACKS = "size(moved.unset) > 0"
+
+
+def _highest() -> Column:
+    """Return the highest sequence of tombstones as JSON."""
+    return F.to_json(F.max("sequence"), _AS_JSON)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstones:
+    """Reads and writes the tombstones of one table.
+
+    Attributes:
+        table: The table.
+        keys: The key columns with their types in the table.
+        sequence: The columns that hold the sequence, with their types in the table.
+        is_null_safe: Whether NULL equals NULL in a key.
+    """
+
+    table: Table
+    keys: Mapping[str, DataType]
+    sequence: Mapping[str, DataType]
+    is_null_safe: bool
+
+    @property
+    def _spark(self) -> SparkSession:
+        return self.table.spark
+
+    @property
+    def _reader(self) -> DataFrameReader:
+        # The table's folder may have any name; a star or a bracket in it is not a pattern.
+        return self._spark.read.option("__globPaths__", "false")
+
+    def _key_columns(self) -> list[Column]:
+        return key_fields(F.col(quote(name)).cast(kind) for name, kind in self.keys.items())
+
+    @property
+    def _key_names(self) -> list[str]:
+        return key_names(len(self.keys))
+
+    def sequence_column(self) -> Column:
+        """Return the sequence of a source row."""
+        values = (F.col(quote(name)).cast(kind) for name, kind in self.sequence.items())
+        return sequence_struct(values).alias("sequence")
+
+    @property
+    def sequence_type(self) -> StructType:
+        """The type of a sequence: a struct s0, s1, ..."""
+        return sequence_type(self.sequence.values())
+
+    def _schema(self) -> StructType:
+        return key_type(self.keys.values()).add("sequence", self.sequence_type).add("deleted_ms", "long")
+
+    def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
+        """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
+        return self._reader.schema(self._schema()).parquet(*[self.table.path(file.path) for file in files])
+
+    def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:
+        """Return the `SOURCE_ID` of source rows whose key was deleted, with `DELETED` and `IS_OUTDATED`.
+
+        Args:
+            files: The tombstone files.
+            source: The rows.
+            only_older: Whether to return only rows older than the delete.
+        """
+        batch = source.select(*self._key_columns(), self.sequence_column(), SOURCE_ID)
+        remembered = self.read(files)
+        number = sum(file.num_rows for file in files)
+        is_distinct = number <= MAX_UNSHUFFLED_TOMBSTONES
+        if is_distinct:
+            # One tombstone for each key, in one partition, so that nothing has to be shuffled.
+            newest_of_key = F.max("sequence").alias("sequence")
+            remembered = remembered.coalesce(1).groupBy(*self._key_names).agg(newest_of_key)
+        if number <= MAX_BROADCAST_TOMBSTONES:
+            remembered = F.broadcast(remembered)
+        ours, theirs = remembered.alias("ours"), batch.alias("theirs")
+        condition = F.col("theirs.sequence") < F.col("ours.sequence") if only_older else F.lit(True)
+        for name in self._key_names:
+            one, other = F.col(f"ours.{name}"), F.col(f"theirs.{name}")
+            condition = condition & (one.eqNullSafe(other) if self.is_null_safe else one == other)
+        found, deleted = theirs.join(ours, condition), F.col("ours.sequence")
+        if is_distinct:
+            is_outdated = F.col("theirs.sequence") < deleted
+            return found.select(SOURCE_ID, deleted.alias(DELETED), is_outdated.alias(IS_OUTDATED))
+        newest = F.max(deleted)
+        is_outdated = F.first("theirs.sequence") < newest
+        return found.groupBy(SOURCE_ID).agg(newest.alias(DELETED), is_outdated.alias(IS_OUTDATED))
+
+    def lowest(self, columns: Collection[str]) -> Column:
+        """Aggregate the lowest sequence of source rows with these columns, and of the values that they set."""
+        lowest = self.sequence_column()
+        if COLUMN_SEQUENCES in columns:
+            of_values = F.array_min(F.map_values(COLUMN_SEQUENCES))
+            lowest = F.least(lowest, of_values.cast(self.sequence_type))
+        return F.min(lowest)
+
+    def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
+        """Return, for each file, whether changes with this lowest sequence may be older than a tombstone in it."""
+        highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
+        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
+        return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
+
+    def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
+        """Return whether a file may have a tombstone with this sequence or a newer one."""
+        if file.highest is None:
+            return F.lit(True)
+        return F.coalesce(~(self.column_of(file.highest) < sequence.cast(self.sequence_type)), F.lit(True))
+
+    def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
+        """Return the highest sequence that `write` writes for the source's rows, as JSON."""
+        return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), _AS_JSON)
+
+    def is_undecidable(self, state: TombstoneManifest) -> Column:
+        """Return whether a source row is older than a forgotten tombstone, so that its key may have been deleted."""
+        if state.horizon is None:
+            return F.lit(False)
+        return F.coalesce(self.sequence_column() < self.column_of(state.horizon), F.lit(False))
+
+    def column_of(self, sequence: str) -> Column:
+        """Return a sequence that the state holds as JSON, as a column."""
+        return F.from_json(F.lit(sequence), self.sequence_type, _AS_JSON)
+
+    def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
+        """Return whether a target row is older than a sequence in JSON."""
+        places = {name.lower(): place for place, name in enumerate(resolved.columns)}
+        values = [resolved.old_values[places[name.lower()]] for name in self.sequence]
+        return sequence_struct(values) < self.column_of(sequence)
+
+    def read_moved(self, files: Sequence[TombstoneFile], *, only_lacking: bool = False) -> DataFrame | None:
+        """Return the tombstones that hold all, or only some, of a row's values in `moved`; None if there are none."""
+        wanted = [file for file in files if (file.num_lacking if only_lacking else file.num_moved)]
+        condition = _LACKS if only_lacking else "moved IS NOT NULL"
+        return self._with_moved(wanted).where(condition) if wanted else None
+
+    def write(self, deletes: DataFrame, num_rows: int, highest: str | None, now_ms: int) -> TombstoneFile:
+        """Write a tombstone for each delete; the rows have the source's columns.
+
+        A row with an older delete of its key has that delete's sequence in `NEWEST_DELETE`.
+
+        Args:
+            deletes: The deletes.
+            num_rows: Their number.
+            highest: What `highest_delete` returned.
+            now_ms: The current time, in milliseconds since the epoch.
+        """
+        # Text that depends on a column: Spark would compile a number into its generated code, anew for each batch.
+        moment = F.concat(F.lit(str(now_ms)), F.substring(F.col(SOURCE_ID).cast("string"), 1, 0)).cast("long")
+        rows = deletes.select(*self._key_columns(), self._deleted_at(deletes.columns), moment.alias("deleted_ms"))
+        return TombstoneFile(
+            path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms, highest=highest
+        )
+
+    def _deleted_at(self, columns: Collection[str]) -> Column:
+        return F.col(NEWEST_DELETE).alias("sequence") if NEWEST_DELETE in columns else self.sequence_column()
+
+    def moved_rows(self, rows: DataFrame, now_ms: int) -> DataFrame:
+        """Return tombstones that hold values, with the table's types."""
+        typed = [F.col(f.name).cast(f.dataType).alias(f.name) for f in self._schema() if f.name != "deleted_ms"]
+        return rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
+
+    def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
+        """Write what `moved_rows` returned; return None if it is empty."""
+        number, num_lacking, highest = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)), _highest())
+        if not number:
+            return None
+        return TombstoneFile(
+            path=self._write(rows),
+            num_rows=number,
+            oldest_ms=now_ms,
+            newest_ms=now_ms,
+            num_moved=number,
+            num_lacking=num_lacking,
+            highest=highest,
+        )
+
+    def read_written(self, file: TombstoneFile, schema: StructType) -> DataFrame:
+        """Return the rows of a file that was written with this schema."""
+        return self._reader.schema(schema).parquet(self.table.path(file.path))
+
+    def _write(self, rows: DataFrame) -> str:
+        """Write tombstones and return their path."""
+        path = f"{FOLDER}/{uuid.uuid4()}"
+        rows.coalesce(1).write.parquet(self.table.path(path))
+        return path
+
+    def maintained(self, state: TombstoneManifest, *, cutoff_ms: int, now_ms: int) -> tuple[TombstoneManifest, int]:
+        """Forget tombstones older than the cutoff, and merge small files when there are many.
+
+        A file is dropped when its newest tombstone is too old; single tombstones are dropped when files are merged.
+
+        Returns:
+            The new state, and the number of tombstones that were forgotten or superseded.
+        """
+        state = replace(state, retired=tuple(file for file in state.retired if file.since_ms >= now_ms - KEPT_MS))
+        expired = [file for file in state.files if file.newest_ms < cutoff_ms]
+        kept = sorted((file for file in state.files if file.newest_ms >= cutoff_ms), key=lambda file: file.num_rows)
+        merged = kept[: len(kept) // 2 + 1] if len(kept) > MAX_FILES else []
+        if not expired and not merged:
+            return state, 0
+        reached("forgetting")
+        before = state.num_rows
+        files = kept[len(merged) :]
+        forgotten: list[DataFrame] = [self.read(expired)] if expired else []
+        with ExitStack() as stack:
+            if merged:
+                rows = self._with_moved(merged)
+                if sum(file.num_rows for file in merged) <= MAX_UNSHUFFLED_TOMBSTONES:
+                    rows = rows.coalesce(1)
+                if any(file.oldest_ms < cutoff_ms for file in merged):
+                    rows = stack.enter_context(persisted(rows))
+                    forgotten.append(rows.where(F.col("deleted_ms") < cutoff_ms))
+                    rows = rows.where(F.col("deleted_ms") >= cutoff_ms)
+                new = self._merge(rows)
+                files += [new] if new else []
+            horizon = self.highest(state.horizon, forgotten) if forgotten else state.horizon
+        retired = [RetiredFile(path=file.path, since_ms=now_ms) for file in (*expired, *merged)]
+        state = replace(state, files=tuple(files), retired=(*state.retired, *retired), horizon=horizon)
+        reached("forgotten")
+        return state, before - state.num_rows
+
+    def _with_moved(self, files: Sequence[TombstoneFile]) -> DataFrame:
+        """Return the tombstones of some files, with `moved` if any file has it."""
+        paths = [self.table.path(file.path) for file in files if file.num_moved]
+        plain = [file for file in files if not file.num_moved]
+        if not paths:
+            return self.read(plain)
+        rows = (
+            self._reader.option("mergeSchema", "true").parquet(*paths)
+            if self._has_one_schema(paths)
+            else self._united(paths)
+        )
+        return rows.unionByName(self.read(plain), allowMissingColumns=True) if plain else rows
+
+    def _has_one_schema(self, paths: Sequence[str]) -> bool:
+        try:
+            self._reader.option("mergeSchema", "true").parquet(*paths)
+        except JVM_ERRORS as error:
+            if "CANNOT_MERGE" not in str(error):
+                raise
+            return False
+        return True
+
+    def _united(self, paths: Sequence[str]) -> DataFrame:
+        """Return tombstones that hold values from files written before and after a column's type was widened."""
+        frames = [self._reader.parquet(path) for path in paths]
+        typed = [
+            frame.withColumns(
+                {f.name: F.col(f.name).cast(f.dataType) for f in self._schema() if f.name in frame.columns}
+            )
+            for frame in frames
+        ]
+        return reduce(_with_all_columns, typed)
+
+    def _merge(self, rows: DataFrame) -> TombstoneFile | None:
+        """Write the newest tombstone of each key, and all tombstones that hold values, to one file."""
+        has_moved = "moved" in rows.columns
+        plain = rows.where("moved IS NULL") if has_moved else rows
+        newest = plain.groupBy(*self._key_names).agg(
+            F.max("sequence").alias("sequence"),
+            F.max_by("deleted_ms", F.struct("sequence", "deleted_ms")).alias("deleted_ms"),
+        )
+        if has_moved:
+            newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
+        counts = [F.count("moved"), F.count_if(F.expr(_LACKS))] if has_moved else [F.lit(0), F.lit(0)]
+        with persisted(newest) as newest:
+            facts = summary(newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts, _highest())
+            if not facts[0]:
+                return None
+            return TombstoneFile(
+                path=self._write(newest),
+                num_rows=facts[0],
+                oldest_ms=facts[1],
+                newest_ms=facts[2],
+                num_moved=facts[3],
+                num_lacking=facts[4],
+                highest=facts[5],
+            )
+
+    def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
+        """Return the highest of the known sequence, as JSON, and the column `sequence` of some frames."""
+        sequences = [frame.select("sequence") for frame in frames]
+        if known is not None:
+            sequences.append(self._spark.range(1).select(self.column_of(known).alias("sequence")))
+        if not sequences:
+            return None
+        united = sequences[0]
+        for frame in sequences[1:]:
+            united = united.unionByName(frame)
+        found = summary(united, _highest())[0]
+        return None if found is None else str(found)
+
+    def clean_up(self, state: TombstoneManifest, *, now_ms: int) -> None:
+        """Delete files that no version within RESTORE's reach names, and what failed attempts left behind."""
+        paths = [file.path for file in state.files] + [file.path for file in state.retired]
+        named = {path.rpartition("/")[2] for path in paths}
+        for name in self.table.list_folder(FOLDER):
+            path = f"{FOLDER}/{name}"
+            if name not in named and self.table.modified_ms(path) < now_ms - KEPT_MS:
+                self.table.delete(path)
+
+
+def _with_all_columns(one: DataFrame, other: DataFrame) -> DataFrame:
+    return one.unionByName(other, allowMissingColumns=True)
