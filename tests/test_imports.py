@@ -107,7 +107,7 @@ def layer_of(module):
     )
 
 
-def test_rooms_import_those_below_them_only():
+def test_packages_import_those_below_them_only():
     names = modules()
     wrong = []
     for module, path in names.items():
