@@ -32,7 +32,8 @@ from stream_merge.column_names import IS_DELETE, IS_REMOVED, RESERVED_PREFIX, RO
 from stream_merge.config import SinkConfig
 from stream_merge.errors import MergeExecutionError
 from stream_merge.keyless.bind import before_of
-from stream_merge.keyless.row_id import AS_JSON, comparable, ordered_text
+from stream_merge.keyless.row_id import ordered_text
+from stream_merge.merge.canonical import canonical_text
 from stream_merge.merge.source import bound_of, is_delete, key_range
 from stream_merge.sql import quote
 from stream_merge.table.features import CHAR_VARCHAR
@@ -138,11 +139,11 @@ class _Contents:
         It is cryptographic, since anybody may choose the contents and the sink takes rows with equal hashes for equal.
         It hashes text, so that NULL has a representation and a value keeps its hash when its column is widened.
         """
-        values = [
-            comparable(F.col(image).getField(f"v{number}"), field.dataType).alias(field.name.lower())
+        values = {
+            field.name.lower(): (F.col(image).getField(f"v{number}"), field.dataType)
             for number, field in enumerate(self.fields)
-        ]
-        return F.left(F.sha2(F.to_json(F.struct(*values), AS_JSON), 256), F.lit(_HASH_DIGITS))
+        }
+        return F.left(F.sha2(canonical_text(values), 256), F.lit(_HASH_DIGITS))
 
     def ranges(self, events: DataFrame) -> list[KeyRange]:
         """Return the ranges of values in which rows equal to the events' images lie."""

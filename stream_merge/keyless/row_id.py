@@ -1,4 +1,4 @@
-"""Builds the id of a row without a key from its sequence and a hash of its contents."""
+"""Writes the sequence of a row without a key as text, which its id begins with."""
 
 from __future__ import annotations
 
@@ -6,49 +6,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge.row_json import EXACT_TIMES
-
-AS_JSON = {**EXACT_TIMES, "timeZone": "UTC", "ignoreNullFields": "true"}
-"""Omits NULL, so that a column that is added to the table does not change the contents of its rows."""
-
-_PLAIN_NUMBER = "0." + "#" * 38
-"""Formats a number with as many digits as it has."""
-
-
-def comparable(value: Column, data_type: T.DataType) -> Column:
-    """Return a value in a form that is the same for equal values, also when their types differ in width.
-
-    A map becomes a sorted list of texts, since its entries may be in any order. An integer or a decimal becomes its
-    digits, since the scale decides on trailing zeros.
-    """
-    if isinstance(data_type, T.IntegralType):
-        return value.cast("string")
-    if isinstance(data_type, T.DecimalType):
-        return F.call_function("format_number", value, F.lit(_PLAIN_NUMBER))
-    if isinstance(data_type, T.ArrayType):
-        element = data_type.elementType
-        return F.transform(value, lambda item: comparable(item, element)) if _has_forms(element) else value
-    if isinstance(data_type, T.StructType) and _has_forms(data_type):
-        fields = [comparable(value.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
-        return F.when(value.isNotNull(), F.struct(*fields))
-    if isinstance(data_type, T.MapType):
-        key_type, value_type = data_type.keyType, data_type.valueType
-
-        def text(entry: Column) -> Column:
-            key, item = comparable(entry["key"], key_type), comparable(entry["value"], value_type)
-            return F.to_json(F.struct(key.alias("key"), item.alias("value")), AS_JSON)
-
-        return F.array_sort(F.transform(F.map_entries(value), text))
-    return value
-
-
-def _has_forms(data_type: T.DataType) -> bool:
-    """Return whether equal values of a type may be represented differently."""
-    if isinstance(data_type, T.ArrayType):
-        return _has_forms(data_type.elementType)
-    if isinstance(data_type, T.StructType):
-        return any(_has_forms(field.dataType) for field in data_type.fields)
-    return isinstance(data_type, (T.MapType, T.IntegralType, T.DecimalType))
+from stream_merge.merge.canonical import AS_JSON
 
 
 def ordered_text(value: Column, data_type: T.DataType) -> Column:

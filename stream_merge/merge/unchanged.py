@@ -34,24 +34,28 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
+from stream_merge.merge.canonical import EXACT
 from stream_merge.merge.job import MergeJob
 from stream_merge.table.features import CHAR_VARCHAR
 
-_EXACT = (
+_COMPARABLE = (
     BinaryType,
     BooleanType,
     ByteType,
     DateType,
     DayTimeIntervalType,
     DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     ShortType,
+    StringType,
     TimestampNTZType,
     TimestampType,
     YearMonthIntervalType,
 )
-"""Types whose equal values are identical."""
+"""Types without parts whose values have a canonical form."""
 
 
 def unchanged_rows(job: MergeJob) -> dict[int, Column] | None:
@@ -82,7 +86,7 @@ def is_same(new: Column, old: Column, column: StructField) -> Column:
         new, old = (_padded(value, int(declared[5:-1])) for value in (new, old))
     if not _is_comparable(column.dataType):
         return F.lit(False)
-    return _comparable(new, column.dataType).eqNullSafe(_comparable(old, column.dataType))
+    return EXACT.of(new, column.dataType).eqNullSafe(EXACT.of(old, column.dataType))
 
 
 def _padded(value: Column, length: int) -> Column:
@@ -91,16 +95,7 @@ def _padded(value: Column, length: int) -> Column:
 
 
 def _is_comparable(kind: DataType) -> bool:
-    return all(isinstance(leaf, (*_EXACT, StringType, DoubleType, FloatType)) for leaf in _leaves(kind))
-
-
-def _is_exact(kind: DataType) -> bool:
-    """Whether Spark's equality is enough; Spark has none for maps."""
-    if isinstance(kind, StringType):
-        return kind.isUTF8BinaryCollation()
-    if isinstance(kind, StructType):
-        return all(_is_exact(f.dataType) for f in kind.fields)
-    return _is_exact(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, _EXACT)
+    return all(isinstance(leaf, _COMPARABLE) for leaf in _leaves(kind))
 
 
 def _leaves(kind: DataType) -> Iterator[DataType]:
@@ -114,22 +109,3 @@ def _leaves(kind: DataType) -> Iterator[DataType]:
         yield from _leaves(kind.valueType)
     else:
         yield kind
-
-
-def _comparable(value: Column, kind: DataType) -> Column:
-    """Return an expression that is equal for identical values of a comparable type."""
-    if _is_exact(kind):
-        return value
-    if isinstance(kind, StructType):
-        fields = [_comparable(value.getField(f.name), f.dataType) for f in kind.fields]
-        return F.when(value.isNotNull(), F.struct(*[field.alias(f"f{number}") for number, field in enumerate(fields)]))
-    if isinstance(kind, ArrayType):
-        return F.transform(value, lambda element: _comparable(element, kind.elementType))
-    if isinstance(kind, MapType):
-        # The entries of a map have no order.
-        entry = StructType([StructField("key", kind.keyType), StructField("value", kind.valueType)])
-        return F.array_sort(F.transform(F.map_entries(value), lambda each: _comparable(each, entry)))
-    if isinstance(kind, StringType):
-        return value.cast("binary")
-    # Equality treats -0.0 as 0.0; their texts differ.
-    return F.struct(value, F.when(value == 0, value.cast("string")))

@@ -13,6 +13,7 @@ from stream_merge.clauses import Expression
 from stream_merge.column_names import IS_TIED, NUM_SUPERSEDED, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaMismatchError
+from stream_merge.merge.canonical import canonical_text
 from stream_merge.merge.key_and_sequence import columns_of, sequence_struct
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.merge.source import is_delete
@@ -155,11 +156,10 @@ def is_tied(order: Column, effect: Column, is_counted: Column, of_key: WindowSpe
 def contents_hash(batch: DataFrame, without: Sequence[str] = ()) -> Column:
     """Return a hash of all columns except those in `without`."""
     fields = [f for f in batch.schema if f.name not in without]
-    values = {f.name: F.col(quote(f.name)) for f in fields}
-    unhashable = [values.pop(f.name) for f in fields if _is_unhashable(f.dataType)]
-    # Spark cannot hash maps and variants, but can write them as text.
-    texts = [F.to_json(F.struct(*unhashable))] if unhashable else []
-    return F.xxhash64(*values.values(), *texts)
+    hashable = [F.col(quote(f.name)) for f in fields if not _is_unhashable(f.dataType)]
+    # Spark hashes neither maps nor variants.
+    others = {f.name: (F.col(quote(f.name)), f.dataType) for f in fields if _is_unhashable(f.dataType)}
+    return F.xxhash64(*hashable, *([canonical_text(others)] if others else []))
 
 
 def _is_unhashable(data_type: DataType) -> bool:
