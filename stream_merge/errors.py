@@ -49,7 +49,7 @@ class StreamMergeError(Exception):
         condition: Delta's or Spark's name of the error condition; None if there is none.
     """
 
-    retriable = False
+    retriable: bool = False
 
     def __init__(self, message: str, *, condition: str | None = None) -> None:
         self.condition = condition
@@ -65,7 +65,7 @@ class ConfigError(StreamMergeError, ValueError):
     """
 
     def __init__(self, faults: Sequence[str]) -> None:
-        self.faults = tuple(faults)
+        self.faults: tuple[str, ...] = tuple(faults)
         super().__init__("; ".join(self.faults))
 
 
@@ -165,7 +165,7 @@ class QuarantineLimitError(StreamMergeError):
     ) -> None:
         self.count = count
         self.num_rows = num_rows
-        self.reasons = dict(reasons)
+        self.reasons: dict[str, int] = dict(reasons)
         self.example = example
         shown = ", ".join(f"{reason} {number}" for reason, number in self.reasons.items())
         above = "" if limit is None else f", a share above max_quarantined_share={limit}"
@@ -227,7 +227,7 @@ class UnknownSourceError(StreamMergeError):
     """
 
     def __init__(self, batch: str, sources: Mapping[str | None, int]) -> None:
-        self.sources = dict(sources)
+        self.sources: dict[str | None, int] = dict(sources)
         super().__init__(
             f"{batch}: no sink for {describe_sources(sources)}. Nothing was merged. "
             'Add a sink, or choose unknown="ignore".'
@@ -252,11 +252,11 @@ class RouterError(StreamMergeError):
         pending: Sequence[str] = (),
         results: Mapping[str, MergeResult] | None = None,
     ) -> None:
-        self.failures = dict(failures)
-        self.pending = tuple(pending)
-        self.results = dict(results or {})
+        self.failures: dict[str, Exception] = dict(failures)
+        self.pending: tuple[str, ...] = tuple(pending)
+        self.results: dict[str, MergeResult] = dict(results or {})
         errors = self.failures.values()
-        self.retriable = all(isinstance(error, StreamMergeError) and error.retriable for error in errors)
+        self.retriable: bool = all(isinstance(error, StreamMergeError) and error.retriable for error in errors)
         num_sources = len(self.failures) + len(self.pending) + len(self.results)
         parts = [f"{len(self.failures)} of {num_sources} source(s) failed", *described]
         if pending:

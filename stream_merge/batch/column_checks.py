@@ -14,7 +14,7 @@ from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, UnresolvedColumnError
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 _ALL = (Action.UPDATE_ALL, Action.INSERT_ALL)
 _OF_RECORDS = ("topic", "partition", "offset", "value")

@@ -21,7 +21,7 @@ from stream_merge.table.exactly_once import BatchIdentity
 
 T = TypeVar("T")
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 MAX_ATTEMPTS = 3
 """How often a micro-batch is begun whose kept rows are lost with the executors that have them."""

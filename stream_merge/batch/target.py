@@ -25,7 +25,7 @@ from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.table.log_stores import check_log_store
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 FEATURE = "domainMetadata"
 """The table feature under which deletes are remembered."""

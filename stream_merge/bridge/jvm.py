@@ -23,7 +23,7 @@ from stream_merge.errors import (
     UnsupportedTableError,
 )
 
-JVM_ERRORS = (Py4JJavaError, PySparkException)
+JVM_ERRORS: tuple[type[Exception], ...] = (Py4JJavaError, PySparkException)
 """Raised by a failed call into the JVM, whether or not PySpark or delta-spark translates it."""
 
 _PIECE = 4096

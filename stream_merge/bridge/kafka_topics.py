@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.bridge.jvm import JVM_ERRORS, java_class, throwables
 
-logger = logging.getLogger("stream_merge.kafka")
+logger: logging.Logger = logging.getLogger("stream_merge.kafka")
 
 _SECONDS = 10
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"

@@ -20,7 +20,7 @@ from stream_merge.bridge.jvm import items, java_class
 from stream_merge.bridge.sessions import persisted
 from stream_merge.errors import SourceLostError
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 _MAX_EVALUATIONS = 3
 

@@ -91,8 +91,8 @@ class ResolvedMerge:
         self._command = command
         self._template = template
         self.condition: Column = self._column(command.condition())
-        self.clauses = tuple(self._resolved_clauses(clauses))
-        self.analysed = self
+        self.clauses: tuple[ResolvedClause, ...] = tuple(self._resolved_clauses(clauses))
+        self.analysed: ResolvedMerge = self
         self._operation: Any = None
         self._made: dict[str, Any] = {}
 

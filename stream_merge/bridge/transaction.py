@@ -32,7 +32,7 @@ from stream_merge.bridge.sessions import snapshot_partitions
 if TYPE_CHECKING:
     from stream_merge.bridge.table import Table
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ class OperationMetrics:
             else metrics.createMetric(context, name)
             for name in names
         }
-        self.by_name = scala_map(spark._jvm, self._handles)
+        self.by_name: Any = scala_map(spark._jvm, self._handles)
         self._infos = [
             self._class("metric.SQLMetricInfo")(name, handle.id(), handle.metricType())
             for name, handle in self._handles.items()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = Path("pipeline.toml")
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="stream-merge",
     help="Merge streams into Delta tables, exactly once.",
     no_args_is_help=True,

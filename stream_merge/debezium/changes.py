@@ -24,7 +24,7 @@ from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
 from stream_merge.debezium.values import Handling
 from stream_merge.errors import ConfigError
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 OLD_KEY_HEADER = "__debezium.oldkey"
 NEW_KEY_HEADER = "__debezium.newkey"

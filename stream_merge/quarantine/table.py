@@ -39,7 +39,7 @@ from stream_merge.steps import reached
 from stream_merge.table.exactly_once import BatchIdentity, Outcome, Retries, until_settled
 from stream_merge.table.log_stores import check_log_store
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 REASONS = RESERVED_PREFIX + "reasons"
 ROWS_A_FILE = 100_000

@@ -28,7 +28,7 @@ from stream_merge.routing.routes import MAX_SOURCES, MadeSinks, exact_sinks, fin
 from stream_merge.sink import MergeSink
 from stream_merge.sql import quote
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 SOURCE_NAME = f"{RESERVED_PREFIX}source_name"
 

@@ -36,7 +36,7 @@ from stream_merge.tombstones.reach import Reach
 
 T = TypeVar("T")
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 CLEANED_EVERY_MS = 24 * 3600 * 1000
 """How often a sink cleans up what killed attempts left behind; the first time is after its first batch."""

@@ -1,4 +1,4 @@
-"""Public calls as users write them. mypy checks this file; nothing runs it."""
+"""Public calls as users write them. mypy and pyright check this file; nothing runs it."""
 
 import re
 from collections.abc import Callable

@@ -58,7 +58,7 @@ class PipelineFileError(PipelineError):
     """
 
     def __init__(self, faults: Sequence[Fault], path: Path = Path("pipeline.toml")) -> None:
-        self.faults = tuple(faults)
+        self.faults: tuple[Fault, ...] = tuple(faults)
         self.path = path
         super().__init__("\n".join(fault.text(path) for fault in self.faults), ExitCode.USAGE)
 

@@ -6,7 +6,7 @@ Names and defaults are those of `merge_sink`, `merge_router`, `debezium.changes`
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -17,7 +17,7 @@ PATTERN_PREFIX = "re:"
 class Section(BaseModel):
     """A section of the file; unknown names are faults, so that a misspelt option is not ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class PipelineSettings(Section):

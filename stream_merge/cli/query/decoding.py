@@ -21,7 +21,7 @@ from stream_merge.debezium.schemas import LearntColumns, learn_columns
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError, TargetNotFoundError
 
-logger = logging.getLogger("stream_merge.cli")
+logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 _RECORD_FIELDS: Mapping[str, str] = {
     "topic": "STRING",

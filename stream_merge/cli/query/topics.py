@@ -21,7 +21,7 @@ from stream_merge.cli.query.sources import kafka_options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger("stream_merge.cli")
+logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 FILE = "kafka-topics.json"
 """The file in the checkpoint's folder."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-logger = logging.getLogger("stream_merge.cli")
+logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 FIRST_DELAY = 1.0
 """Seconds before a failed query restarts; doubled after each further failure, until a micro-batch is merged."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from stream_merge.cli.file.secrets import Secrets
 
-logger = logging.getLogger("stream_merge.cli")
-spark_logger = logging.getLogger("spark")
+logger: logging.Logger = logging.getLogger("stream_merge.cli")
+spark_logger: logging.Logger = logging.getLogger("spark")
 
 DEFAULT_CONF = {
     "spark.log.level": "WARN",

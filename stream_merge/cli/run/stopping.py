@@ -61,7 +61,7 @@ class BatchGate:
 
     def __init__(self, merge: Callable[[DataFrame, int], None]) -> None:
         self.failure: Exception | None = None
-        self.num_merged = 0
+        self.num_merged: int = 0
         self.batch_id: int | None = None
         self._merge = merge
         self._lock = threading.Lock()

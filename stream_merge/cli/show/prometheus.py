@@ -17,7 +17,7 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.run.progress import Progress, Snapshot, State, TableProgress
 from stream_merge.metrics import PHASES, MergeResult
 
-logger = logging.getLogger("stream_merge.cli")
+logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 PREFIX = "stream_merge"
 BATCH_SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 30, 60, 120, 300, 600)
@@ -36,7 +36,7 @@ class Metrics:
     def __init__(self, progress: Progress, name: str, mask: Callable[[str], str] = lambda text: text) -> None:
         # They would add two series for each counter that nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         self._name = name
         self._mask = mask
         self._batches = self._counter("batches", "Micro-batches of a table.", "table", "outcome")
@@ -183,7 +183,7 @@ class Endpoint:
     """
 
     def __init__(self, metrics: Metrics, address: str, port: int) -> None:
-        self.port = port
+        self.port: int = port
         self._metrics = metrics
         self._address = address
 
