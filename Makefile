@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 export PYSPARK_PYTHON := $(CURDIR)/$(VENV)/bin/python
 
-.PHONY: help demo test test-oldest test-long crash-matrix lint format python java clean
+.PHONY: help demo quick quick-stop test test-oldest test-long docs benchmark crash-matrix lint format build python java clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' Makefile
@@ -23,12 +23,27 @@ test: $(VENV)/classes.jsa ## Run all tests on the newest supported Spark and Del
 	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa' -Xlog:cds*=off" \
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
+quick: export STREAM_MERGE_TEST_KEPT_JVM := $(CURDIR)/$(VENV)/kept-jvm
+quick: $(VENV)/classes.jsa ## Run some tests in a JVM that is kept for the next ones: make quick ARGS=tests/spark/test_unchanged.py
+	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa' -Xlog:cds*=off" \
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+quick-stop: export STREAM_MERGE_TEST_KEPT_JVM := $(CURDIR)/$(VENV)/kept-jvm
+quick-stop: ## End the JVM that is kept; it also ends half an hour after the last make quick
+	$(VENV)/bin/python -m tests.kept_jvm stop
+
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core --one-strategy $(ARGS)"
 
 test-long: ## Run all tests there are, with both strategies, whole logs, and an hour of the random machine: takes hours
 	STREAM_MERGE_TEST_RANDOM_MINUTES=$${STREAM_MERGE_TEST_RANDOM_MINUTES:-60} STREAM_MERGE_EXAMPLES=$${STREAM_MERGE_EXAMPLES:-50} \
 	$(MAKE) test ARGS="--long $(ARGS)"
+
+docs: $(VENV)/.installed-test ## Check the documentation: links, width of lines, code, and what it says of options and figures
+	$(VENV)/bin/python -m pytest $(wildcard tests/test_docs*.py) tests/cli/test_documents.py tests/cli/test_reference.py $(ARGS)
+
+benchmark: $(VENV)/.installed-test ## Time the batches of one workload: make benchmark WORKLOAD=recent (names: make benchmark ARGS=--help)
+	$(VENV)/bin/python benchmarks/merge_speed.py $(if $(WORKLOAD),--workload $(WORKLOAD)) $(ARGS)
 
 crash-matrix: $(VENV)/.installed-test ## Let every fault come at every step of a merge, and write what was found to docs/reliability.md
 	$(VENV)/bin/python -m tests.crash.matrix $(ARGS)
@@ -44,8 +59,11 @@ lint: $(VENV)/.installed-dev ## Run ruff, mypy and pyright
 format: $(VENV)/.installed-dev ## Format the code, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
+build: $(VENV)/.installed-test ## Build the release: an sdist and a wheel, in dist/
+	$(VENV)/bin/python -m build $(ARGS)
+
 clean: ## Remove the virtual environments and caches
-	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | java
 	@echo "Installing Spark, Delta Lake and the tools into $(VENV); Spark alone is some 400 MB, so this takes minutes, once."
