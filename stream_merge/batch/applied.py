@@ -8,7 +8,7 @@ from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.merged_batches import MergedBatches
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 
 def last_applied(batch: MicroBatch, table_id: str) -> int | None:

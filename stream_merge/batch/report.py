@@ -15,7 +15,7 @@ from stream_merge.metrics import MergeResult, as_in_history
 from stream_merge.plan import MergePlan
 from stream_merge.table.exactly_once import Retries
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 
 def report_merged(batch: MicroBatch, committed: Committed[StagedAttempt]) -> MergeResult:

@@ -23,7 +23,7 @@ from stream_merge.plan import MergePlan
 from stream_merge.steps import reached
 from stream_merge.table.exactly_once import called_once
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 
 def run(batch: MicroBatch) -> MergeResult:

@@ -27,7 +27,7 @@ from stream_merge.metrics import PhaseTimer
 
 A = TypeVar("A")
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 MAX_BACKOFF_SECONDS = 5.0
 

@@ -19,7 +19,7 @@ from stream_merge.tombstones.manifest import (
     TombstoneManifest,
 )
 
-logger = logging.getLogger("stream_merge")
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 _REPLACING = frozenset(
     {
