@@ -126,7 +126,10 @@ def test_targets_of_make_are_there(page):
 
 
 def test_faults_are_found():
-    page = "# A\n\n- b\n\n  ```python\n  from stream_merge import merge_sink, merge_snik\n  ```\n\n`make tset` and `make lint`\n"
+    page = (
+        "# A\n\n- b\n\n  ```python\n  from stream_merge import merge_sink, merge_snik\n  ```\n\n"
+        "`make tset` and `make lint`\n"
+    )
     [block] = blocks(page, "page.md")
     assert (block.where, block.language) == ("page.md:5", "python")
     assert missing_imports(block.code) == ["stream_merge.merge_snik"]

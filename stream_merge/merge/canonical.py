@@ -1,13 +1,14 @@
-"""The canonical form of values: the same for equal values, another one for others.
+"""Builds the canonical form of values: equal values have the same form, and different values have different forms.
 
-Spark's own equality is not enough. It takes -0.0 for 0.0, and texts for each other that their collation calls equal. It has
-none for maps, which are equal whatever the order of their entries. So a value is taken apart down to its leaves: a struct is
-the struct of its fields' forms, an array the array of its elements', a map the sorted array of its entries'. What differs
-from one purpose to another is the form of a leaf and of an entry:
+Spark's own equality is not enough. It takes -0.0 for 0.0, and texts that their collation calls equal for one another. It
+has no equality for maps, which are equal whatever the order of their entries. So a value is taken apart down to its
+leaves: a struct becomes the struct of its fields' forms, an array the array of its elements' forms, a map the sorted
+array of its entries' forms. Two forms differ in their leaves and entries:
 
-- `EXACT`, for two values of one type in one query (`unchanged`): the values as they are, so that Spark need not write text.
-- `TEXT`, for hashes that outlive the query (`canonical_text`): the ids of rows without a key, and the order of tied changes.
-  Integers and decimals are the same text whatever their width and scale, since a column may be widened.
+- `EXACT` compares two values of one type in one query (`unchanged`). It keeps values as they are, so Spark writes no
+  text.
+- `TEXT` gives hashes that outlive the query (`canonical_text`): the ids of rows without a key, and the order of tied
+  changes. Integers and decimals have the same text whatever their width and scale, since a column may be widened.
 """
 
 from __future__ import annotations
