@@ -1,7 +1,7 @@
 """Builds the canonical form of values: equal values have the same form, and different values have different forms.
 
-Spark's own equality is not enough. It takes -0.0 for 0.0, and texts that their collation calls equal for one another. It
-has no equality for maps, which are equal whatever the order of their entries. So a value is taken apart down to its
+Spark's own equality is not enough. It takes -0.0 for 0.0, and texts that their collation calls equal for one another.
+It has no equality for maps, which are equal whatever the order of their entries. So a value is taken apart down to its
 leaves: a struct becomes the struct of its fields' forms, an array the array of its elements' forms, a map the sorted
 array of its entries' forms. Two forms differ in their leaves and entries:
 
