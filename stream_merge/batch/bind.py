@@ -11,9 +11,10 @@ from pyspark.sql.types import AtomicType, DataType, NullType, StringType, Struct
 from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.keyless.bind import with_row_ids
+from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import in_type_of_target, stored_in, with_sequence
-from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates, sequence_type_in
+from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
 from stream_merge.sql import quote
 
 

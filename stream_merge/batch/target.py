@@ -19,8 +19,8 @@ from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
+from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.order.sequence import stored_in, with_sequence
-from stream_merge.partial_updates.registers import sequence_type_in
 from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.table.log_stores import check_log_store

@@ -1,4 +1,4 @@
-"""The key and the sequence of a row, each as one struct.
+"""Key and sequence of a row as structs.
 
 Batch, target and tombstones may name the columns differently. As structs they have the same fields everywhere: k0, k1,
 ... of a key, s0, s1, ... of a sequence. Tombstones and the target's own columns keep them under these names. Spark
@@ -22,17 +22,17 @@ def key_names(number: int) -> list[str]:
 
 
 def key_fields(values: Iterable[Column]) -> list[Column]:
-    """Return the values of the key columns, named as the fields of a key."""
+    """Return the values of the key columns under the names of a key's fields."""
     return [value.alias(f"k{i}") for i, value in enumerate(values)]
 
 
 def key_struct(values: Iterable[Column]) -> Column:
-    """Return the key that has these values."""
+    """Return the key with these values."""
     return F.struct(*key_fields(values))
 
 
 def key_type(types: Iterable[DataType]) -> StructType:
-    """Return the type of a key whose columns have these types."""
+    """Return the type of a key from the types of its columns."""
     return StructType([StructField(f"k{i}", kind) for i, kind in enumerate(types)])
 
 
@@ -42,15 +42,21 @@ def sequence_names(number: int) -> list[str]:
 
 
 def sequence_struct(values: Iterable[Column]) -> Column:
-    """Return the sequence that has these values."""
+    """Return the sequence with these values."""
     return F.struct(*[value.alias(f"s{i}") for i, value in enumerate(values)])
 
 
 def sequence_type(types: Iterable[DataType]) -> StructType:
-    """Return the type of a sequence whose columns have these types."""
+    """Return the type of a sequence from the types of its columns."""
     return StructType([StructField(f"s{i}", kind) for i, kind in enumerate(types)])
 
 
+def sequence_type_in(schema: StructType, columns: Sequence[str]) -> StructType:
+    """Return the type of the sequence that these columns of a schema hold."""
+    types = {field.name.lower(): field.dataType for field in schema.fields}
+    return sequence_type(types[name.lower()] for name in columns)
+
+
 def columns_of(names: Sequence[str]) -> list[Column]:
-    """Return the columns of a frame that have these names."""
+    """Return the columns with these names."""
     return [F.col(quote(name)) for name in names]

@@ -1,4 +1,4 @@
-"""The micro-batch as the source of a merge, with the ranges of its keys for file skipping."""
+"""Describes the micro-batch as the source of a merge: which rows are deletes, and which files its keys can be in."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ MAX_UNSHUFFLED_ROWS = 20_000
 """Up to this many rows, one task chooses the newest changes: a shuffle would be another job and take longer."""
 
 MAX_TRACKED_VALUES = 100
-"""Beyond so many values of a partition column, a change of another partition counts as a conflict, too."""
+"""If a partition column has more values in a batch, changes of all partitions count as conflicts."""
 
 
 Bounds: TypeAlias = "tuple[Any, Any, int, frozenset[Any] | None]"
-"""Smallest and largest value, number of nulls, and the values where they are few."""
+"""Smallest and largest value, number of nulls, and the values if they are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A persisted micro-batch and what one pass over it told.
+    """A persisted micro-batch and the results of one pass over it.
 
     Attributes:
-        rows: The rows, with `SOURCE_ID` behind their columns.
+        rows: The rows, with `SOURCE_ID` as the last column.
         num_rows: How many.
-        bounds: Smallest and largest value, number of nulls, and values where they are few, for each of the key pairs.
-        is_independent: Whether what is written for a row is the same whether it matches or not.
-        num_independent_rows: How many rows are written then.
+        bounds: The bounds of each key pair.
+        is_independent: Whether a row writes the same whether it matches or not.
+        num_independent_rows: How many rows write something then.
         num_deletes: How many keys the batch deletes, for a sink with a sequence.
         highest_delete: The highest sequence of these deletes, as JSON.
-        num_unresolved: How many rows lack the value of a column that their change did not send.
+        num_unresolved: How many rows lack a value that their change did not send.
         counts: Metrics of the order of changes, by field name of `MergeResult`.
     """
 
@@ -53,11 +53,11 @@ class Source:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
-        """Return what the batch can match, for skipping files of a table with this schema."""
+        """Return the ranges that the batch can match in a table with this schema, so that files can be skipped."""
         return [key_range(pair, bounds, schema) for pair, bounds in self.bounds.items()]
 
     def partition_values(self, partition_columns: Sequence[str]) -> dict[str, frozenset[Any]]:
-        """Return the values of partition columns outside of which no row can match, where they are few."""
+        """Return the values of partition columns that rows can match, for columns that have few."""
         names = {name.lower(): name for name in partition_columns}
         found = {}
         for pair, (_, _, num_nulls, values) in self.bounds.items():
@@ -68,7 +68,7 @@ class Source:
 
 
 def bound_of(value: Column, type_name: str) -> Column:
-    """Return the smallest or largest value of a batch as one that Python has: its years are 1 to 9999.
+    """Return the smallest or largest value of a batch, moved into the years that Python has, 1 to 9999.
 
     Values beyond them are replaced by the nearest one within. A file with such values has statistics that tell nothing,
     so it is read.
@@ -84,7 +84,7 @@ def bound_of(value: Column, type_name: str) -> Column:
 
 
 def key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRange:
-    """Return what values between these bounds can match in a table with this schema."""
+    """Return the range that values between these bounds can match in a table with this schema."""
     low, high, num_nulls, values = bounds
     return KeyRange(
         physical_path=physical_name(schema, pair.target),
@@ -99,7 +99,7 @@ def key_range(pair: KeyPair, bounds: Bounds, schema: Mapping[str, Any]) -> KeyRa
 def key_ranges_of(
     keys: Sequence[str], bounds: Sequence[tuple[Any, Any, int]], pairs: Sequence[KeyPair], schema: Mapping[str, Any]
 ) -> list[KeyRange]:
-    """Return what some keys can match.
+    """Return the ranges that some keys can match.
 
     Args:
         keys: The key columns.
@@ -118,7 +118,8 @@ def key_ranges_of(
 def is_delete(config: SinkConfig) -> Column:
     """Return whether a row of the source deletes its key: `delete_when`, where NULL counts as false.
 
-    Once Delta has resolved the merge, `deletes` says the same of the rows that it takes.
+    The frame must have the source's alias. `deletes` is the same condition after Delta has resolved it, which reads it from the
+    statement (`merge/statement.py`).
     """
     if config.delete_when is None:
         return F.lit(False)
@@ -126,11 +127,14 @@ def is_delete(config: SinkConfig) -> Column:
 
 
 def deletes(resolved: ResolvedMerge, columns: Collection[str] = ()) -> Column:
-    """Return whether a source row of a sink with a sequence tells of a delete, to be remembered.
+    """Return whether the table has to remember a delete because of a source row.
+
+    Without single columns these are the rows for which `is_delete` holds: no INSERT takes them. A folded row says in
+    `NEWEST_DELETE` whether it stands for a delete, be it an older change of its key.
 
     Args:
-        resolved: The merge.
-        columns: The columns that the rows have.
+        resolved: The merge of a sink with a sequence.
+        columns: The columns of the rows.
     """
     if NEWEST_DELETE in columns:
         return F.col(NEWEST_DELETE).isNotNull()
@@ -139,7 +143,7 @@ def deletes(resolved: ResolvedMerge, columns: Collection[str] = ()) -> Column:
 
 
 def null_key_condition(keys: Sequence[str]) -> Column:
-    """Return whether a row has a null in a key."""
+    """Return whether a row has NULL in a key column."""
     condition = F.lit(False)
     for key in keys:
         condition = condition | F.col(quote(key)).isNull()

@@ -121,7 +121,7 @@ def newest_changes(batch: DataFrame, config: SinkConfig, written: Collection[str
 
 
 def effect_hash(batch: DataFrame, written: Collection[str], is_delete: Column) -> Column:
-    """Return a hash of what a change writes.
+    """Return a hash of the values that a change writes.
 
     A record that is delivered again has the same hash: columns that are not written, such as the record's position, are
     left out.

@@ -1,4 +1,4 @@
-"""Folds the changes of a key in a micro-batch to one, each column with its newest value."""
+"""Folds the changes of a key in a micro-batch into one, in which each column has its newest value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RANK = RESERVED_PREFIX + "rank"
 
 
 def unset_columns(config: SinkConfig, columns: Sequence[str]) -> Column:
-    """Return which of the columns a change leaves alone: an array of their names in lower case, NULL or empty for none."""
+    """Return the names of the columns that a change leaves alone: an array in lower case, NULL or empty if there are none."""
     unset: list[Column] = []
     if config.unchanged_columns is not None:
         names = column_of(config.unchanged_columns)
@@ -48,9 +48,9 @@ def unset_columns(config: SinkConfig, columns: Sequence[str]) -> Column:
 
 
 def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
-    """Return the batch with `UNSET`, and what else tells which columns a change sets.
+    """Add the columns that say which columns a change sets.
 
-    For a sink with a sequence that is `IS_DELETE` and `IS_CARRIED_OVER`, for others `IS_UNRESOLVED`.
+    These are `UNSET` and, for a sink with a sequence, `IS_DELETE` and `IS_CARRIED_OVER`, otherwise `IS_UNRESOLVED`.
     """
     changes = batch.alias(config.source_alias).select("*", unset_columns(config, partial.columns).alias(UNSET))
     if partial.sequence is None:
@@ -61,12 +61,17 @@ def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpda
 
 
 def sets(name: str) -> Column:
-    """Return whether a change writes this column: deletes write none, others those that are not in `UNSET`."""
+    """Return whether a change writes this column. A delete writes none, other changes write those that are not in `UNSET`."""
     return ~F.col(IS_DELETE) & ~F.coalesce(F.array_contains(UNSET, name.lower()), F.lit(False))
 
 
 def place_in_order(changes: DataFrame, sequence: Column) -> Column:
-    """Return the `write_order` of a change of the batch, which has this sequence."""
+    """Return the `write_order` of the batch's changes.
+
+    Args:
+        changes: The batch with `IS_CARRIED_OVER`.
+        sequence: The sequence of a change.
+    """
     origin = F.when(F.col(IS_CARRIED_OVER), Origin.HANDED_ON.value).otherwise(Origin.IN_BATCH.value)
     return write_order(sequence, origin, contents_hash(changes, without=[COLUMN_SEQUENCES]))
 
@@ -74,7 +79,7 @@ def place_in_order(changes: DataFrame, sequence: Column) -> Column:
 def folded_changes(
     changes: DataFrame, config: SinkConfig, written: Collection[str], partial: PartialUpdates, once: Once
 ) -> DataFrame:
-    """Return one row for each key: its newest change, each column with the newest value that a change of the batch set.
+    """Return the newest change of each key. Each column has the newest value that a change of the batch set.
 
     Args:
         changes: The batch with `COLUMN_SEQUENCES`, `UNSET`, `IS_DELETE` and `IS_CARRIED_OVER`.
@@ -84,7 +89,7 @@ def folded_changes(
         once: Keeps the expressions for other batches of the same columns.
 
     Returns:
-        The batch's columns and `own_columns`, with `IS_TIED` and `NUM_SUPERSEDED` before them as `newest_changes` gives them.
+        The batch's columns, `IS_TIED` and `NUM_SUPERSEDED` as `newest_changes` gives them, and `own_columns`.
     """
     fold = once(f"fold of {changes.columns}", lambda: _fold(changes, config, written, partial))
     ranked = changes.select("*", *fold.ordered).select("*", *fold.ranked)
@@ -93,7 +98,7 @@ def folded_changes(
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """The columns of the three steps in which changes are folded: the first two add them, the last is the result."""
+    """The columns of three successive SELECTs. The first two add columns to the batch, the last one makes the result."""
 
     ordered: Sequence[Column]
     ranked: Sequence[Column]
@@ -112,7 +117,12 @@ def _fold(changes: DataFrame, config: SinkConfig, written: Collection[str], part
 
 
 def _ranked(config: SinkConfig, writes: Mapping[str, str]) -> list[Column]:
-    """Return what the changes of a key together say of each; in `writes` are the names under which the newest writes come."""
+    """Return the columns that compare the changes of a key.
+
+    Args:
+        config: The sink.
+        writes: The name of the column for the newest write, by the name of the column that it writes.
+    """
     sequence, is_real = F.col(_ORDER)["sequence"], ~F.col(IS_CARRIED_OVER)
     of_key = Window.partitionBy(*columns_of(config.keys))
     newest_first = of_key.orderBy(F.col(_ORDER).desc())
@@ -121,7 +131,7 @@ def _ranked(config: SinkConfig, writes: Mapping[str, str]) -> list[Column]:
 
     def newest_write(name: str) -> Column:
         write = F.when(sets(name), write_of(F.col(quote(name)), sequence))
-        # The newest of writes in their order is the first.
+        # The window is in `write_order`, so that the first write is the greatest.
         return F.first(write, ignorenulls=True).over(all_newest_first)
 
     return [
@@ -134,7 +144,7 @@ def _ranked(config: SinkConfig, writes: Mapping[str, str]) -> list[Column]:
 
 
 def _folded(columns: Sequence[str], partial: PartialUpdates, writes: Mapping[str, str]) -> list[Column]:
-    """Return the columns of a key's newest change with the registers of the key, each since the newest delete."""
+    """Return the newest change of a key, with the key's registers since its newest delete."""
     assert partial.sequence is not None
     registers = {}
     for name, write in writes.items():
@@ -152,7 +162,7 @@ def _folded(columns: Sequence[str], partial: PartialUpdates, writes: Mapping[str
             return column_sequences({**sequences, **never}, F.col(_ORDER)["sequence"], partial)
         if name not in registers:
             return F.col(quote(name))
-        # A delete keeps what it says of itself, by which it is known as one.
+        # A delete keeps its own columns, by which `delete_when` recognizes it.
         return F.when(F.col(IS_DELETE), F.col(quote(name))).otherwise(registers[name].value)
 
     return [
@@ -163,9 +173,9 @@ def _folded(columns: Sequence[str], partial: PartialUpdates, writes: Mapping[str
 
 
 def since_deletes(rows: DataFrame, partial: PartialUpdates) -> DataFrame:
-    """Empty the registers of folded changes that are older than the delete in `DELETED`, if there is one.
+    """Reset the registers of folded changes that are older than the remembered delete in `DELETED`, which may be NULL.
 
-    The table has remembered the delete, so the changes have come after it. They are newer themselves.
+    The changes themselves are newer, and come later than the delete.
     """
     kept = F.col(COLUMN_SEQUENCES)
 

@@ -1,4 +1,4 @@
-"""Computes what rows hand on to their new keys: the registers that a row has when it leaves, and the changes that give them."""
+"""Computes the registers that a row has when it leaves its key, and the changes that give them to the new key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Handover:
     """The registers of rows at their departure, and the changes that hand them on."""
 
     def __init__(self, moves: Moves, config: SinkConfig, partial: PartialUpdates) -> None:
-        """Take what is to be handed on.
+        """Prepare the handover of a batch.
 
         Args:
             moves: The moves of the batch.
@@ -42,14 +42,14 @@ class Handover:
         self._writes = [f"write_{i}" for i in range(len(partial.columns))]
 
     def states(self, known: DataFrame, handed: Sequence[DataFrame]) -> DataFrame:
-        """Return tombstones with the values of the departures' rows, to which others may have been handed before.
+        """Return the tombstones of the departures, with the values that their rows had.
 
         Args:
-            known: What `known` returned.
-            handed: The tombstones that hand values on to these rows.
+            known: The result of `known`.
+            handed: The tombstones that hand values on to these rows before they leave.
         """
         changes = reduce(DataFrame.unionByName, [self._changes, *map(self.fills, handed)])
-        # A departure without a history has a state, too.
+        # A departure has a tombstone even if nothing is known of its row.
         nothing = [F.lit(None).alias(name) for name in ("order", "contents", "reset", "deleted", *self._writes)]
         itself = self._moves.departures.select(F.col("from").alias("key"), *nothing)
         histories = self._histories(self._changed(changes).unionByName(known).unionByName(itself))
@@ -69,7 +69,7 @@ class Handover:
         )
 
     def _histories(self, records: DataFrame) -> DataFrame:
-        """Return for each departure what its key had and what was done to it before."""
+        """Return the records of each departure's key that come before the departure."""
         records = records.withColumn("key", F.col("key").cast(self._key_type))
         is_before = (F.col("key") == F.col("from")) & (F.col("order").isNull() | (F.col("order") < F.col("at")))
         if self._moves.is_small:
@@ -77,7 +77,7 @@ class Handover:
         return records.join(self._moves.broadcast_departures, is_before)
 
     def _changed(self, changes: DataFrame) -> DataFrame:
-        """Return what each change does to its key: a write of each column, NULL if it leaves the column alone, or a delete."""
+        """Return a record of each change: the writes of its columns, NULL for those that it leaves alone, or its delete."""
         place = place_in_order(changes, self._order)
         writes = [
             F.when(sets(name), write_of(F.col(quote(name)), self._order, place["origin"].alias("origin"))).alias(write)
@@ -87,14 +87,19 @@ class Handover:
             self._key.alias("key"),
             self._order.alias("order"),
             place["contents"].alias("contents"),
-            # A key that a row comes to was free: what was there before is of another row.
+            # A row comes to a free key. What the key had before belonged to another row.
             F.when(F.col(IS_DELETE) | F.col(IS_CARRIED_OVER), self._order).alias("reset"),
             F.when(F.col(IS_DELETE), self._order).alias("deleted"),
             *writes,
         )
 
     def known(self, target: DataFrame, dead: DataFrame | None) -> DataFrame:
-        """Return what the table has of the keys that rows leave, and knows of their deletes, in the form of `_changed`."""
+        """Return records, as `_changed` does, of the rows that the table has under the departures' keys, and of their deletes.
+
+        Args:
+            target: The rows.
+            dead: The tombstones of earlier batches; None if there are none.
+        """
         rows = self._known_rows(target)
         if dead is None:
             return rows
@@ -130,7 +135,7 @@ class Handover:
         return key_of_tombstone(len(self._keys), self._key_type)
 
     def awaited(self, left: DataFrame) -> DataFrame:
-        """Return those of earlier batches' tombstones whose values arrivals of this batch lack."""
+        """Return the tombstones of earlier batches whose values an arrival of this batch lacks."""
         arrivals = self._changes.where(
             ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull() & F.coalesce(F.size(UNSET) > 0, F.lit(False))
         ).select(F.col(OLD_KEY).alias("arrived_from"), self._key.alias("arrived_at"), self._order.alias("arrived"))
@@ -140,15 +145,20 @@ class Handover:
         return left.join(arrivals, is_awaited & ~(F.col("arrived") < F.col("sequence")), "left_semi")
 
     def passed_on(self, handed: DataFrame, left: DataFrame) -> DataFrame:
-        """Return what is handed to rows that have left their new key since, as tombstones of that key."""
+        """Return tombstones that pass values on after rows that have left their new key meanwhile.
+
+        Args:
+            handed: The tombstones that hand the values on to that key.
+            left: The tombstones of the departures from that key.
+        """
         earlier = handed.select(F.col("moved").alias("given"), F.col("sequence").alias("given_at"))
         is_of_key = F.col("given.to").cast(self._key_type) == self._key_of_tombstone()
-        # Not what came to a row that was deleted before the one that left.
+        # A delete of the key between the two ended the life of the row that the values came to.
         since = F.col("moved.since") if "since" in left.select("moved.*").columns else F.lit(None)
         since = since.cast(self._sequence_type)
         is_gone = is_reset(F.col("given_at").cast(self._sequence_type), since, comes_later=False)
         is_next = is_of_key & (F.col("given_at") < F.col("sequence")) & ~is_gone
-        # Only what the row lacked when it left: of all else it had newer values.
+        # The row takes only values that it lacked when it left. All others it had newer ones of.
         names = F.array(*[F.lit(name.lower()) for name in self._partial.columns])
         unset = F.array_union("given.unset", F.array_except(names, F.col("moved.unset")))
         joined = left.where(F.size("moved.unset") > 0).join(earlier, is_next).withColumn("still_unset", unset)
@@ -159,9 +169,9 @@ class Handover:
         )
 
     def given(self, handed: Sequence[DataFrame], target: Sequence[DataFrame]) -> DataFrame:
-        """Return the changes that give values to the rows that have come to their new keys, in this batch or before.
+        """Return the changes that give values to rows which have come to their new keys, in this batch or before.
 
-        Until then another row may have the key, whose own departure is yet to be read.
+        Until a row has come, its new key may belong to another row, whose own departure is yet to be read.
 
         Args:
             handed: The tombstones that hold the values.
@@ -178,7 +188,7 @@ class Handover:
         return fills.join(there, is_there, "left_semi")
 
     def fills(self, handed: DataFrame) -> DataFrame:
-        """Return for tombstones that hold values the changes that give them to the new keys."""
+        """Return the changes that give the values of tombstones to the new keys."""
         to, sequence = F.col("moved.to"), F.col("sequence")
         known = {name.lower(): name for name in handed.select("moved.row.*").columns}
         row = {
@@ -205,27 +215,34 @@ class Handover:
 
 
 def _newest(name: str) -> Column:
-    """Return the newest of the writes in a column: an aggregate."""
+    """Return an aggregate: the newest of the writes in a column."""
     write = F.col(name)
     place = write_order(write["sequence"], write["origin"], F.col("contents"))
     return F.max_by(write, F.when(write.isNotNull(), place))
 
 
 def _since_reset(write: Column) -> Register:
-    """Return the register of the newest write, empty if what is in `reset` or `deleted` takes it."""
+    """Return the register of the newest write, after the resets in `reset` and `deleted`."""
     register = Register.of(write)
     is_gone = is_reset(register.sequence, F.col("reset"), comes_later=False)
-    # The deletes of the batch come later than what the table has.
+    # Deletes of the batch come later than values of the target. All other resets come with a write, or before it.
     is_of_target = F.coalesce(write["origin"] == Origin.IN_TARGET.value, F.lit(False))
     is_gone |= is_of_target & is_reset(register.sequence, F.col("deleted"), comes_later=True)
     return register.without(is_gone)
 
 
 def _moved(to: Column, row: Column, unset: Column, since: Column) -> Column:
-    """Return where a row went, its values, those that it lacked, and the newest delete of its key before."""
+    """Return the values that a departure hands on.
+
+    Args:
+        to: The key that the row gets.
+        row: Its values.
+        unset: The names of those that it lacked.
+        since: The sequence of the newest delete of its old key.
+    """
     return F.struct(to.alias("to"), row.alias("row"), unset.alias("unset"), since.alias("since")).alias("moved")
 
 
 def _with_fields(names: Sequence[str], field_names: Callable[[int], list[str]]) -> Iterator[tuple[str, str]]:
-    """Give columns with the fields of a key or a sequence that hold them."""
+    """Give the columns of a key or a sequence, each with the name of its field."""
     return zip(names, field_names(len(names)), strict=True)

@@ -1,7 +1,7 @@
-"""Hands the values of a row's old key to its new key, where the change does not send them.
+"""Hands the values of a row's old key to its new key if the change of the key does not send them.
 
-A departure hands on the values of its row in two ways: as a change of the new key that gives values but no row
-(`IS_CARRIED_OVER`), and with its own tombstone, for an arrival that is not there yet. `handover` computes both.
+A departure hands on values in two ways: with a change of the new key that gives values but makes no row (`IS_CARRIED_OVER`),
+and with its own tombstone, for an arrival that is yet to come. `handover` computes both.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from stream_merge.partial_updates.key_changes import Moves, next_steps
 from stream_merge.partial_updates.registers import PartialUpdates
 
 _MAX_HOPS = 32
-"""How often a row may change its key within one batch; later changes of its key then lack values, and are counted."""
+"""How often a row may change its key in one batch. After further changes it lacks values, and the sink counts it."""
 
 
 class Keep(Protocol):
-    """Writes tombstones that hold values, and returns them as they are then read; None if there are none."""
+    """Writes tombstones that hold values."""
 
     def __call__(self, rows: DataFrame, *, at_once: bool) -> DataFrame | None:
-        """Write these, which are few if `at_once`."""
+        """Write tombstones, and return them as they are read afterwards; None if there are none.
+
+        Args:
+            rows: The tombstones.
+            at_once: Whether they are few.
+        """
 
 
 @contextmanager
@@ -43,17 +48,17 @@ def followed_moves(
     dead: Callable[[], DataFrame | None],
     keep: Keep,
 ) -> Iterator[DataFrame]:
-    """Give the batch with the values that key changes hand on.
+    """Give the batch with the changes that hand values on to new keys.
 
     Args:
-        moves: What has to be handed on.
+        moves: The moves whose values have to be handed on.
         config: The sink, its sequence in columns.
         partial: What changes may set.
-        read_target: Gives the target's rows whose keys are among the structs `key` of a frame; the bounds, if given, are theirs.
+        read_target: Gives the target's rows whose keys are among the structs `key` of a frame. Bounds, if given, limit the keys.
         left: Gives the tombstones of earlier batches that hold values; None if there are none.
-        lacking: Gives those of them that hold some of the row's values only.
+        lacking: Gives those of them that lack some of the row's values.
         dead: Gives all tombstones of earlier batches; None if there are none.
-        keep: Keeps what is handed on.
+        keep: Writes the batch's own tombstones.
     """
     handover = Handover(moves, config, partial)
     remembered = left() if moves.num_lacking else None
@@ -75,7 +80,7 @@ def followed_moves(
 
 
 def _kept(rows: DataFrame, moves: Moves, keep: Keep) -> list[DataFrame]:
-    """Return tombstones as `keep` gives them, an empty list for none."""
+    """Write tombstones, and return them in a list; an empty one if there are none."""
     kept = keep(rows, at_once=moves.is_small)
     return [] if kept is None else [kept]
 
@@ -83,20 +88,20 @@ def _kept(rows: DataFrame, moves: Moves, keep: Keep) -> list[DataFrame]:
 def _left_behind(
     handover: Handover, moves: Moves, known: DataFrame, handed: Sequence[DataFrame], stack: ExitStack
 ) -> DataFrame:
-    """Return tombstones with the values that the batch's departures leave, once for each hop that a row makes in the batch."""
+    """Return the tombstones of the batch's departures. If rows leave several keys in the batch, one key follows the other."""
     hops = _hops(moves, stack)
     if hops > 1:
         known = stack.enter_context(persisted(known, at_once=moves.is_small))
     states: list[DataFrame] = []
     for _ in range(hops - 1):
-        # Kept at once: a plan that computes one state from the other would grow with each key of a row.
+        # Each state is kept at once, or the plan would grow with each key of a row.
         state = handover.states(known, [*handed, *states])
         states = [stack.enter_context(persisted(state, at_once=moves.is_small))]
     return handover.states(known, [*handed, *states])
 
 
 def _hops(moves: Moves, stack: ExitStack) -> int:
-    """Return how many departures of one row follow each other in the batch."""
+    """Return the largest number of keys that a row leaves in the batch."""
     if not moves.num_steps:
         return 1
     last = next_steps(moves.departures, moves.departures, is_small=moves.is_small)
@@ -116,15 +121,15 @@ def _passed_on(
     own: Sequence[DataFrame],
     keep: Keep,
 ) -> Iterator[DataFrame]:
-    """Give the tombstones that pass values on to rows which left their new key before the values came.
+    """Give the tombstones that pass values on after rows which left their new key before the values came.
 
     Args:
-        handover: What hands values on.
+        handover: The handover of the batch.
         moves: The moves of the batch.
         handed: The tombstones that hand values on in this batch.
         incomplete: The tombstones of earlier batches that lack values.
         own: The tombstones of the batch's own departures.
-        keep: Keeps what is passed on.
+        keep: Writes what is passed on.
     """
     passed, followed = list(handed), [] if incomplete is None else [incomplete]
     for _ in range(_MAX_HOPS):
@@ -134,5 +139,5 @@ def _passed_on(
         rows = reduce(DataFrame.unionByName, [handover.passed_on(given, left) for left in followed])
         passed = _kept(rows, moves, keep)
         yield from passed
-        # Rows that leave in this batch the key to which the values have come now took all else along themselves.
+        # Values may also have come to keys that rows leave in this batch.
         followed = [*followed[:1], *own]

@@ -1,7 +1,7 @@
 """Finds rows that get another key and need values that they had under the old one.
 
-To a log such a change is two: a delete of the old key, the departure, and an upsert of the new one, the arrival. They may
-come in different batches, in either order. What a departure hands on is in `key_change_values`.
+A log has two changes for it: a delete of the old key, the departure, and an upsert of the new key, the arrival. They may come
+in different batches, in either order. `key_change_values` hands the values on.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from stream_merge.sql import column_of
 from stream_merge.table.files import is_prunable
 
 _MAX_BROADCAST_MOVES = 100_000
-"""With more, Spark decides how to join them with the batch, which is large as well."""
+"""If there are more, Spark decides how to join them with the batch, which is large as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """The changes of keys in a batch whose values have to be handed on: some are not sent, or not in this batch.
+    """The key changes of a batch whose values have to be handed on, since the arrival does not send them or is yet to come.
 
     Attributes:
         changes: The batch with `UNSET`, `IS_DELETE`, `IS_CARRIED_OVER`, `OLD_KEY` and `NEW_KEY`.
-        departures: The persisted departures whose arrival lacks values or is not in the batch, but for those that are remembered:
-            the keys `from` and `to`, and the sequence `at`.
+        departures: The persisted departures whose arrival lacks values or is not in the batch: the keys `from` and `to`, and
+            the sequence `at`. Departures that the table remembers are left out.
         num_departures: How many.
         num_lacking: How many arrivals lack values.
-        num_steps: How many pairs there are of a departure and a later one of the same row from its new key.
-        bounds: Smallest and largest value of each key column that departures leave or go to, None for types whose bounds are not
-            compared; and number of nulls.
-        is_small: Whether the batch is so small that one task is done with it before others would have begun. A job takes longer
-            then than what it does, so that there should be few.
+        num_steps: How many pairs there are of a departure and a later departure of the same row from its new key.
+        bounds: Smallest and largest value of each key column in `from` and `to`, and number of nulls. The values are None for
+            types whose bounds are not compared.
+        is_small: Whether the batch is so small that one task finishes it before others would have begun. Starting a job then
+            takes longer than the job itself, so there should be few.
     """
 
     changes: DataFrame
@@ -56,12 +56,12 @@ class Moves:
 
     @property
     def broadcast_departures(self) -> DataFrame:
-        """The departures as the side of a join that goes to every task, unless they are too many."""
+        """The departures, to be broadcast in a join unless they are too many."""
         return self._broadcast(self.departures)
 
     @property
     def ends(self) -> DataFrame:
-        """The keys that rows leave and those that they go to, structs `key`, as the side of such a join."""
+        """The keys that rows leave and the keys that they get, as `key`, to be broadcast in the same way."""
         left, gone_to = (self.departures.select(F.col(name).alias("key")) for name in ("from", "to"))
         return self._broadcast(left.unionByName(gone_to))
 
@@ -70,7 +70,7 @@ class Moves:
 
 
 def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
-    """Add the keys `OLD_KEY` and `NEW_KEY` of the row; NULL in changes that leave its key as it is."""
+    """Add `OLD_KEY` and `NEW_KEY`, the keys of a row before and after a change; NULL if the change leaves the key as it is."""
     in_batch = {field.name.lower(): field.dataType for field in changes.schema}
     types = {name: in_batch[name.lower()] for name in config.keys}
 
@@ -96,7 +96,7 @@ def find_moves(
     left: Callable[[], DataFrame | None],
     may_remember: Callable[[Column], Column],
 ) -> Iterator[Moves | None]:
-    """Give the changes of keys whose values have to be handed on; None if rows take all their values along, as most do.
+    """Give the key changes whose values have to be handed on; None if all rows take their values along, as most do.
 
     Args:
         changes: The batch with `UNSET`, `IS_DELETE`, `IS_CARRIED_OVER`, `OLD_KEY` and `NEW_KEY`.
@@ -104,7 +104,7 @@ def find_moves(
         partial: What changes may set.
         num_rows: How many rows the batch has, if they are kept and were counted.
         left: Gives the tombstones of earlier batches that hold values; None if there are none.
-        may_remember: Whether there may be one of a sequence.
+        may_remember: Returns whether there may be such a tombstone with a given sequence.
     """
     is_small = num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS
     if is_small:
@@ -135,7 +135,7 @@ def find_moves(
 def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
     """Return the departures whose arrival lacks values or is not in the batch, and the arrivals that lack values.
 
-    Whether it `departs`, the keys `from` and `to`, and the sequence `at`.
+    The columns are `departs`, the keys `from` and `to`, and the sequence `at`.
     """
     key = key_struct(columns_of(config.keys))
     is_departure = F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull()
@@ -158,9 +158,9 @@ def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> D
 
 
 def _without_remembered(needy: DataFrame, remembered: DataFrame, num_keys: int) -> DataFrame:
-    """Leave out the departures that come again.
+    """Leave out departures that come again.
 
-    Their rows are gone, and the tombstones in `remembered` hold what these had. Looked up now, it would be nothing.
+    The tombstones in `remembered` hold the values of their rows. The rows themselves are gone, so that no values would be found.
     """
     kind = needy.schema["from"].dataType
     again = remembered.select(
@@ -181,7 +181,7 @@ def _departures(needy: DataFrame, *, is_small: bool) -> DataFrame:
 def _counted(
     needy: DataFrame, num_keys: int, may_remember: Callable[[Column], Column], *, is_small: bool
 ) -> dict[str, Any]:
-    """Return what `Moves` tells of departures and arrivals, and how many departures may be `remembered` already."""
+    """Return the numbers and bounds of `Moves`, and how many departures the table may remember already."""
     types = [field.dataType.simpleString() for field in needy.select("from.*").schema]
     departs = F.col("departs")
     both = [(F.col("from")[name], F.col("to")[name]) for name in key_names(num_keys)]
@@ -206,7 +206,7 @@ def _counted(
 
 
 def next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> DataFrame:
-    """Return the departures of rows that follow the given ones."""
+    """Return the departures that follow the given ones: the same rows leave their new keys later."""
     onward = departures.select(*[F.col(name).alias(f"next_{name}") for name in departures.columns])
     is_onward = (F.col("to") == F.col("next_from")) & (F.col("at") < F.col("next_at"))
     steps = last.join(joined_in_place(onward) if is_small else onward, is_onward)
@@ -214,10 +214,10 @@ def next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> Dat
 
 
 def key_of_tombstone(num_keys: int, kind: DataType) -> Column:
-    """Return the key of a tombstone, which has its fields as columns, in the type of the batch's keys."""
+    """Return the key of a tombstone, which stores its fields as columns, cast to the type of the batch's keys."""
     return key_struct(columns_of(key_names(num_keys))).cast(kind)
 
 
 def joined_in_place(frame: DataFrame) -> DataFrame:
-    """Return the frame as a side of a join that takes it as it is: where both have one partition, nothing is shuffled."""
+    """Hint that a join should not broadcast the frame. If both sides have one partition, Spark then shuffles neither."""
     return frame.hint("shuffle_hash")

@@ -1,19 +1,19 @@
 """The algebra of last-writer-wins registers.
 
-A register is a value and the sequence of the change that wrote it; the sequence is NULL as long as no change has. Each column
-of a row that changes may set by itself is one. All that happens to it comes down to two operations:
+A register is a value with the sequence of the change that wrote it. The sequence is NULL until a change writes the register.
+Each column that changes may set by itself is a register. Two operations explain everything that happens to it:
 
-- Joining: of several writes the newest counts. `write_order` orders any number of them, `Register.joined` takes two.
-- Resetting: a delete or a TRUNCATE takes away the writes that are older than it: `is_reset`, `Register.without`.
+- A join keeps the newest of several writes. `write_order` sorts any number of them, `Register.joined` compares two.
+- A reset empties the register. A delete or a TRUNCATE resets the writes that are older than it: `is_reset`, `Register.without`.
 
-A row that gets another key hands its registers on: each write goes to the new key with the sequence of the departure, and what
-the key had before is reset, since it belonged to another row.
+When a row gets another key, it hands on its registers: the new key receives each write with the sequence of the departure, and
+the departure resets what the new key had before, since that belonged to another row.
 
-The fold within a batch sorts its writes by `write_order`, the values of a row that leaves its key are aggregated by it, and the
-MERGE's UPDATE joins two registers, the target's and the fold's.
+Three places use the algebra. The fold of a batch sorts the writes of a key by `write_order`. For a row that leaves its key, an
+aggregate takes the greatest. The MERGE's UPDATE joins the target's register with that of the fold.
 
-Ties are decided here and nowhere else. Writes of one sequence are in the order of their origins, then of their contents; a
-delete takes a write of its own sequence if it comes later (see `is_reset`).
+This module alone decides ties. If two writes have the same sequence, their origins decide, then their contents. If a write and a
+delete have the same sequence, the delete counts only if it comes in a later batch than the write.
 """
 
 from __future__ import annotations
@@ -26,35 +26,39 @@ from pyspark.sql import functions as F
 
 
 class Origin(IntEnum):
-    """Where a write comes from. Of two writes with one sequence that of the greater origin is the newer one."""
+    """Where a write comes from. If two writes have the same sequence, the one with the greater origin is newer."""
 
     HANDED_ON = 0
-    """The row had the value under another key. It gives way to what the key has itself."""
+    """The row had the value under another key. It gives way to a value that a change gave the row under this key."""
 
     IN_TARGET = 1
+    """An earlier batch wrote the value."""
+
     IN_BATCH = 2
-    """A change of the batch comes later than what the table has."""
+    """A change of this batch writes the value."""
 
 
 def write_order(sequence: Column, origin: Column, contents: Column) -> Column:
-    """Return the place of a write among all of its register; the greatest counts.
+    """Return the position of a write among all writes of its register. The greatest one counts.
 
     Args:
         sequence: The sequence of the write.
-        origin: Its `Origin`.
-        contents: A hash of its change. Changes of one sequence in one batch have no other order that a replay would find again.
+        origin: The write's `Origin`.
+        contents: A hash of the change. It decides between changes that have the same sequence and come in the same batch, since
+            a replay finds no other order again.
     """
     return F.struct(sequence.alias("sequence"), origin.alias("origin"), contents.alias("contents"))
 
 
 def is_reset(sequence: Column, delete: Column, *, comes_later: bool) -> Column:
-    """Return whether a delete takes away a write; false where either is NULL.
+    """Return whether a delete resets a write. The result is false if either sequence is NULL.
 
     Args:
         sequence: The sequence of the write.
         delete: The sequence of the delete.
-        comes_later: Whether the delete comes in a later batch than the write. Of one sequence the later one counts, so it takes
-            the write. A write that comes with the delete or after it stays, and so does what has the sequence of a TRUNCATE.
+        comes_later: Whether the delete comes in a later batch than the write. If both have the same sequence, the later one
+            counts, so the delete resets the write. A write that comes with the delete or after it stays. A TRUNCATE
+            comes later only for the keys that its batch changes. It leaves other rows of its own sequence, and their values.
     """
     return F.coalesce(~(delete < sequence) if comes_later else sequence < delete, F.lit(False))
 
@@ -65,7 +69,7 @@ class Register:
 
     Attributes:
         value: The value.
-        sequence: The sequence of the change that wrote it, NULL if none has.
+        sequence: The sequence of the change that wrote the value, NULL if no change has.
     """
 
     value: Column
@@ -73,22 +77,23 @@ class Register:
 
     @staticmethod
     def of(write: Column) -> Register:
-        """Return the register that holds a `write_of`."""
+        """Return the register that a `write_of` gives."""
         return Register(write["value"], write["sequence"])
 
     def without(self, is_gone: Column) -> Register:
-        """Return the register, empty where it was reset."""
+        """Return the register, empty where the condition holds."""
         return Register(F.when(~is_gone, self.value), F.when(~is_gone, self.sequence))
 
     def joined(self, theirs: Register, *, is_gone: Column, gives_way: Column) -> Register:
-        """Return the target's register after the newest write of a batch; `self.without(is_gone)` where the batch has none.
+        """Return the target's register after a batch.
 
-        It is the join in `write_order`, written as comparisons of the sequences alone: rows of the target have no contents.
+        The result is the same as resetting this register first, and taking the greater in `write_order` then. It is written as
+        comparisons of sequences, which cost less than building a struct for each column of each row.
 
         Args:
-            theirs: The newest write of the batch.
-            is_gone: Whether a delete of the batch takes away what the target has.
-            gives_way: Whether the origin of the write is `HANDED_ON`, else it is `IN_BATCH`.
+            theirs: The newest write of the batch. Its sequence is NULL if the batch has none.
+            is_gone: Whether a delete of the batch resets this register.
+            gives_way: Whether the origin of the write is `HANDED_ON`. Otherwise it is `IN_BATCH`.
         """
         is_newer = F.when(gives_way, self.sequence < theirs.sequence).otherwise(~(theirs.sequence < self.sequence))
         is_taken = theirs.sequence.isNotNull() & (self.sequence.isNull() | is_gone | is_newer)
@@ -99,5 +104,5 @@ class Register:
 
 
 def write_of(value: Column, sequence: Column, *more: Column) -> Column:
-    """Return a write as one struct of value and sequence, and of what else is to be known of it."""
+    """Return a write as one struct: its value, its sequence and further fields."""
     return F.struct(value.alias("value"), sequence.alias("sequence"), *more)

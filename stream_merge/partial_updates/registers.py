@@ -1,8 +1,7 @@
-"""Keeps a row as last-writer-wins registers: each column has the newest value that a change set.
+"""Stores a row's registers in the target, and joins them with those of a batch.
 
-A row's columns may then be older than the row. Which ones, and how old, is kept in a column of the target, so that a
-late change still sets the columns that no newer one has set. It is the rule of a map of last-writer-wins registers: the
-order in which changes arrive makes no difference.
+Columns of a row may be older than the row. `COLUMN_SEQUENCES` in the target says which ones, and how old they are, so that a
+late change still sets the columns that no newer change has set.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from stream_merge.column_names import (
 )
 from stream_merge.config import SinkConfig
 from stream_merge.errors import UnsupportedTableError
-from stream_merge.merge.key_and_sequence import columns_of, sequence_struct, sequence_type
+from stream_merge.merge.key_and_sequence import columns_of, sequence_struct
 from stream_merge.partial_updates.last_writer_wins import Register, is_reset
 from stream_merge.table.features import GENERATED
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def has_column_sequences(transaction: Transaction) -> bool:
-    """Whether the target has the column for the sequences of single columns."""
+    """Return whether the target has the column for the sequences of single columns."""
     return any(field["name"] == COLUMN_SEQUENCES for field in transaction.schema["fields"])
 
 
@@ -47,10 +46,10 @@ class PartialUpdates:
     """How the changes of a sink set single columns.
 
     Attributes:
-        columns: The batch's columns that changes may set or leave alone: all that are written, but for keys and sequence.
-        unwritten: Columns of the target that the sink never writes.
-        unsent: Those of `columns` whose missing values are counted: changes say that they did not send them.
-        sequence: Type of the sequence in the target, a struct of its columns; None for a sink without a sequence.
+        columns: The batch's columns that a change may set or leave alone: all written columns except keys and sequence.
+        unwritten: The target's columns that the sink never writes.
+        unsent: Those of `columns` that a change may declare as not sent. The sink counts rows that lack their values.
+        sequence: The type of the sequence in the target; None for a sink without a sequence.
         is_always: Whether every change leaves columns alone, whatever it holds.
     """
 
@@ -61,7 +60,7 @@ class PartialUpdates:
     is_always: bool = False
 
     def narrowed(self, names: Collection[str]) -> PartialUpdates:
-        """Return the same for a batch in which only some columns, in lower case, may differ in age from their row."""
+        """Limit the columns to those, in lower case, that may differ in age from their row in this batch."""
         columns = tuple(name for name in self.columns if name.lower() in names)
         unsent = tuple(name for name in self.unsent if name.lower() in names)
         return replace(self, columns=columns, unsent=unsent)
@@ -73,7 +72,7 @@ class PartialUpdates:
         return MapType(StringType(), self.sequence)
 
     def own_columns(self) -> dict[str, str]:
-        """Return name and type of the columns that the sink adds to a batch for this."""
+        """Return name and type of the columns that the sink adds to a batch so as to merge single columns."""
         if self.sequence is None:
             return {UNSET: "array<string>", IS_UNRESOLVED: "boolean"}
         return {
@@ -84,14 +83,8 @@ class PartialUpdates:
         }
 
 
-def sequence_type_in(schema: StructType, columns: Sequence[str]) -> StructType:
-    """Return the type of the sequence that these columns of a schema hold."""
-    types = {field.name.lower(): field.dataType for field in schema.fields}
-    return sequence_type(types[name.lower()] for name in columns)
-
-
 def column_sequences(sequences: Mapping[str, Column], of_row: Column, partial: PartialUpdates) -> Column:
-    """Return the map of the columns whose sequence is not the row's; NULL if there is none."""
+    """Return the map from columns to their sequences, without those that have the row's; NULL if it is empty."""
     if not sequences:
         return F.lit(None).cast(partial.sequences_type)
     entries = [
@@ -103,7 +96,7 @@ def column_sequences(sequences: Mapping[str, Column], of_row: Column, partial: P
 
 
 def partial_clauses(resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates) -> tuple[ResolvedClause, ...]:
-    """Return the default clauses so that they set the columns of a matched row one by one."""
+    """Return the default clauses with values that set the columns of a matched row one by one."""
     if partial.sequence is None:
         return tuple(_keeping_unset(c, resolved, partial) for c in resolved.clauses)
     return tuple(_Registers(resolved, config, partial).clause(c) for c in resolved.clauses)
@@ -123,7 +116,7 @@ def _keeping_unset(clause: ResolvedClause, resolved: ResolvedMerge, partial: Par
 def reset_clause(
     clause: ResolvedClause, resolved: ResolvedMerge, config: SinkConfig, partial: PartialUpdates, truncated: Column
 ) -> ResolvedClause:
-    """Return the clause so that it takes the values away that are older than a TRUNCATE, in rows that are newer."""
+    """Return an UPDATE that resets the registers older than a TRUNCATE in the rows that are newer."""
     return _Registers(resolved, config, partial).reset(clause, truncated)
 
 
@@ -145,14 +138,14 @@ class _Registers:
         }
 
     def clause(self, clause: ResolvedClause) -> ResolvedClause:
-        """Return the clause with the conditions and values that single columns need."""
+        """Return the clause with condition and values for single columns."""
         if clause.clause.when is When.NOT_MATCHED_BY_SOURCE:
             return clause
         condition = F.lit(True) if clause.condition is None else clause.condition
         condition = condition & ~F.col(IS_CARRIED_OVER)
         if not clause.clause.is_update:
             return replace(clause, condition=condition)
-        # Where columns are older than the row, a change that is older than the row may be newer than they are.
+        # A change that is older than the row may still be newer than the row's older columns.
         has_older = self._resolved.old_values[self._of_sequences].isNotNull()
         return replace(
             clause,
@@ -163,7 +156,7 @@ class _Registers:
         )
 
     def reset(self, clause: ResolvedClause, truncated: Column) -> ResolvedClause:
-        """Return the clause so that it takes older values away."""
+        """Return the UPDATE that resets the registers older than a TRUNCATE."""
         old = self._resolved.old_values
         of_row = self._sequence(old)
         values = list(old)
@@ -171,7 +164,6 @@ class _Registers:
         is_any_older = F.lit(False)
         for name, place in self._registers.items():
             ours = self._register(old, name, of_row)
-            # A TRUNCATE leaves rows of its own sequence, so it leaves their values, too.
             is_older = is_reset(ours.sequence, truncated, comes_later=False)
             is_any_older = is_any_older | is_older
             left = ours.without(is_older)
@@ -180,7 +172,7 @@ class _Registers:
         return replace(clause, condition=is_any_older, values=tuple(values), are_values_source_only=False)
 
     def _register(self, values: Sequence[Column], name: str, of_row: Column) -> Register:
-        """Return a register of the row with these values and this sequence."""
+        """Return one register of a row, given the row's values and sequence."""
         return Register(values[self._registers[name]], register_sequence(values[self._of_sequences], name, of_row))
 
     def _sequence(self, values: Sequence[Column]) -> Column:
@@ -199,7 +191,7 @@ class _Registers:
         newest = F.when(is_newer, of_change).otherwise(of_row)
         reset = F.col(NEWEST_DELETE).cast(self._type)
 
-        # Columns without a register are as new as their row.
+        # Columns that are no registers are as new as their row.
         merged = [F.when(is_newer, value).otherwise(known) for value, known in zip(new, old, strict=True)]
         sequences: dict[str, Column] = {}
         for name, place in self._registers.items():
@@ -212,13 +204,13 @@ class _Registers:
 
 
 def order_of(columns: Sequence[str], partial: PartialUpdates) -> Column:
-    """Return the sequence of a row of batch or target, in the type that it has in the target."""
+    """Return the sequence of a row of batch or target, cast to its type in the target."""
     assert partial.sequence is not None
     return sequence_struct(columns_of(columns)).cast(partial.sequence)
 
 
 def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
-    """Return the sequence of a column's value; NULL if no change has set it.
+    """Return the sequence of a column's value; NULL if no change has set the column.
 
     Args:
         sequences: The row's `COLUMN_SEQUENCES`.
@@ -232,13 +224,13 @@ def register_sequence(sequences: Column, name: str, of_row: Column) -> Column:
 def find_partial_updates(
     config: SinkConfig, batch: Sequence[StructField], target: Sequence[StructField], sequence: StructType | None
 ) -> PartialUpdates | None:
-    """Return how changes set single columns; None if every change sets all columns that the target has.
+    """Decide how changes set single columns; None if every change sets all columns of the target.
 
     Args:
         config: The sink, with its written columns named if not all are.
         batch: The batch's columns.
         target: The target's.
-        sequence: Type of the sequence in the target; None when the sink has none.
+        sequence: The type of the sequence in the target; None if the sink has none.
 
     Raises:
         UnsupportedTableError: The target has generated columns.

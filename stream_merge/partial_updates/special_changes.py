@@ -1,4 +1,4 @@
-"""Counts the changes of a batch that need steps of their own: TRUNCATEs, moved keys, unsent values."""
+"""Counts the changes of a batch that take additional steps: TRUNCATEs, moved keys, unsent values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.sql import column_of
 
 SPECIAL = ("truncates", "moves", "unset")
-"""The names of `special_changes`."""
+"""The names of the aggregates in `special_changes`."""
 
 
 def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[Column]:
-    """Return aggregates that count the changes of a batch which need steps of their own; empty if there can be none.
+    """Return aggregates over the changes of a batch that take additional steps. The list is empty if there can be none.
 
-    `truncates`; `moves`, changes that give a row another key; `unset`, the names of the columns that a change leaves alone. To be
-    taken over a frame with the source's alias.
+    `truncates` counts TRUNCATEs, `moves` counts changes that give a row another key, and `unset` collects the names of the
+    columns that a change leaves alone. The frame must have the source's alias.
     """
     counts = []
     if config.truncate_when is not None:
@@ -34,7 +34,7 @@ def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[
 
 
 def is_truncate(config: SinkConfig) -> Column:
-    """Return whether a row of the source stands for a TRUNCATE."""
+    """Return whether a row of the source stands for a TRUNCATE: `truncate_when`, in which NULL counts as false."""
     return F.lit(False) if config.truncate_when is None else F.coalesce(column_of(config.truncate_when), F.lit(False))
 
 
@@ -45,6 +45,6 @@ def without_truncates(batch: DataFrame, config: SinkConfig) -> tuple[DataFrame, 
 
 
 def own_columns(config: SinkConfig, partial: PartialUpdates | None) -> dict[str, str]:
-    """Return name and type of the columns that `evaluated` adds to a batch."""
+    """Return name and type of the columns that evaluating a batch adds to it."""
     of_order = {IS_TIED: "boolean", NUM_SUPERSEDED: "bigint"} if config.sequence_by else {}
     return {**of_order, **(partial.own_columns() if partial else {}), SOURCE_ID: "bigint"}
