@@ -56,7 +56,7 @@ def fails(spark: SparkSession, value: Column) -> Column:
 
 
 def source_values(resolved: ResolvedMerge) -> tuple[SourceValue, ...]:
-    """Return the values that a merge computes from a source row alone: new values, clause conditions, join keys.
+    """Return what a merge computes from a source row alone: new values and parts of its conditions.
 
     Values that use columns of both sides are not included.
     """
