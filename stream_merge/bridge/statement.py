@@ -24,6 +24,7 @@ from stream_merge.bridge.jvm import (
     seq,
     translate,
 )
+from stream_merge.bridge.merge_condition import KeyPair, equated_columns, has_equality
 from stream_merge.bridge.operations import described_operation
 from stream_merge.bridge.transaction import Transaction, without_stats
 from stream_merge.clauses import Clause, When
@@ -56,24 +57,6 @@ class ResolvedClause:
         """Whether both clauses give every column the same value."""
         pairs = zip(self.value_expressions, other.value_expressions, strict=True)
         return all(one.semanticEquals(two) for one, two in pairs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyPair:
-    """An equality of a target column and a source column that the merge condition requires."""
-
-    target: str
-    source: str
-    type_name: str
-    is_null_safe: bool
-
-
-_EXACT = ("boolean", "tinyint", "smallint", "int", "bigint", "string", "binary", "date", "timestamp", "timestamp_ntz")
-"""Types whose equal values are identical; 0.0 equals -0.0, and many collated texts are equal."""
-
-
-def _is_decimal(pair: KeyPair) -> bool:
-    return pair.type_name.startswith("decimal(")
 
 
 class Once(Protocol):
@@ -161,7 +144,7 @@ class ResolvedMerge:
     @cached_property
     def _same_columns(self) -> tuple[tuple[Any, Any], ...]:
         """The target and source columns that the merge condition equates, of types whose equal values are identical."""
-        return tuple(sides for sides, pair in self._equated if pair.type_name in _EXACT or _is_decimal(pair))
+        return tuple(sides for sides, pair in self._equated if pair.is_exact)
 
     @cached_property
     def condition_sql(self) -> str:
@@ -215,27 +198,7 @@ class ResolvedMerge:
     @cached_property
     def _equated(self) -> tuple[tuple[tuple[Any, Any], KeyPair], ...]:
         """The key pairs, each with its two columns as Delta resolved them, the target's first."""
-        command = self._command
-        target_output = command.target().outputSet()
-        pairs = []
-        for conjunct in items(command.splitConjunctivePredicates(command.condition())):
-            kind = str(conjunct.getClass().getSimpleName())
-            if kind not in ("EqualTo", "EqualNullSafe"):
-                continue
-            sides = [conjunct.left(), conjunct.right()]
-            if not all(str(side.getClass().getSimpleName()) == "AttributeReference" for side in sides):
-                continue
-            if sides[0].references().subsetOf(target_output) == sides[1].references().subsetOf(target_output):
-                continue
-            if not sides[0].references().subsetOf(target_output):
-                sides.reverse()
-            types = {str(side.dataType().catalogString()) for side in sides}
-            if len(types) == 1:
-                target, source = (str(side.name()) for side in sides)
-                null_safe = kind == "EqualNullSafe"
-                pair = KeyPair(target=target, source=source, type_name=types.pop(), is_null_safe=null_safe)
-                pairs.append(((sides[0], sides[1]), pair))
-        return tuple(pairs)
+        return equated_columns(self._command)
 
     @cached_property
     def num_conjuncts(self) -> int:
@@ -245,18 +208,7 @@ class ResolvedMerge:
     @cached_property
     def has_equality(self) -> bool:
         """Whether a conjunct equates an expression of the target with one of the source, so that rows can be hashed."""
-        command = self._command
-        outputs = command.target().outputSet(), command.source().outputSet()
-        for conjunct in items(command.splitConjunctivePredicates(command.condition())):
-            if str(conjunct.getClass().getSimpleName()) not in ("EqualTo", "EqualNullSafe"):
-                continue
-            sides = conjunct.left().references(), conjunct.right().references()
-            if any(side.isEmpty() for side in sides):
-                continue
-            for target, source in (sides, sides[::-1]):
-                if target.subsetOf(outputs[0]) and source.subsetOf(outputs[1]):
-                    return True
-        return False
+        return has_equality(self._command)
 
     @cached_property
     def condition_target_columns(self) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.statement import KeyPair, ResolvedMerge
+from stream_merge.bridge.merge_condition import KeyPair
+from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.column_names import NEWEST_DELETE
 from stream_merge.config import SinkConfig
 from stream_merge.sql import column_of, quote
