@@ -81,7 +81,7 @@ def retried_commit(
     retries = Retries(
         name=batch.name,
         max_retries=0 if is_static else batch.config.max_commit_retries,
-        explanation="; the batch reads its own target" if is_static else "",
+        where="; the batch reads its own target" if is_static else "",
         timer=batch.timer,
     )
 

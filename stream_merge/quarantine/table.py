@@ -201,7 +201,7 @@ class Quarantine:
         described = self._described(rejected, schema).coalesce(1 + num_rejected // ROWS_A_FILE)
         reached("quarantining")
         retries = Retries(
-            name=self.name, max_retries=self.config.max_commit_retries, explanation=f" in the quarantine {self.table}"
+            name=self.name, max_retries=self.config.max_commit_retries, where=f" in the quarantine {self.table}"
         )
         until_settled(described, commit=self._append, settle=self._settled, again=lambda rows: rows, retries=retries)
         reached("quarantined")

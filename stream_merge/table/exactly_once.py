@@ -208,7 +208,7 @@ class Retries:
     Attributes:
         name: The name of what is committed, in messages.
         max_retries: How many attempts may follow the first one.
-        explanation: What messages say behind the name of a conflict.
+        where: What messages say behind the name of a conflict, such as the table, if it is not the target.
         num_attempts: How many attempts there were.
         conflicts: Delta's names of the conflicts that they met.
         timer: Takes the time that is waited for, as part of the phase `commit`.
@@ -216,7 +216,7 @@ class Retries:
 
     name: str
     max_retries: int
-    explanation: str = ""
+    where: str = ""
     num_attempts: int = 0
     conflicts: list[str] = field(default_factory=list)
     timer: PhaseTimer = field(default_factory=PhaseTimer)
@@ -236,8 +236,8 @@ class Retries:
             raise translate(error) from error
         self.conflicts.append(conflict)
         if self.num_attempts > self.max_retries:
-            raise CommitConflictError(self.name, self.num_attempts, conflict + self.explanation) from error
-        logger.info("%s: %s%s, attempt %d", self.name, conflict, self.explanation, self.num_attempts)
+            raise CommitConflictError(self.name, self.num_attempts, conflict + self.where) from error
+        logger.info("%s: %s%s, attempt %d", self.name, conflict, self.where, self.num_attempts)
         with self.timer.phase("commit"):
             back_off(self.num_attempts)
 
@@ -280,7 +280,7 @@ def until_settled(
         except JVM_ERRORS as error:
             outcome = settle(last, error)
             if outcome.is_settled:
-                logger.warning("%s: the commit raised an error but is in the table: %s", retries.name, error)
+                logger.warning("%s: a commit raised an error but landed%s: %s", retries.name, retries.where, error)
                 return last, outcome.version
             retries.wait(error, outcome.conflict)
         attempt = again(last)

@@ -133,7 +133,7 @@ def test_a_commit_to_the_quarantine_whose_answer_is_lost(
     sink = merge_sink(target, keys="id", quarantine=rejected, expect=NOT_NEGATIVE, max_commit_retries=0)
     with caplog.at_level(logging.WARNING, "stream_merge"):
         run(changes.stream(spark), sink, checkpoint)
-    assert "raised an error but landed: connection reset" in caplog.text
+    assert f"raised an error but landed in the quarantine {rejected}: connection reset" in caplog.text
     assert (rows(spark, target), bad_rows(spark, rejected)) == ([(1, 1)], [(0, -2)])
 
 
