@@ -79,7 +79,7 @@ def wheel(dist: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a new environment in which pip has installed the wheel; Spark and the like are those of this environment."""
+    """Return a new environment in which pip has installed the wheel; its Spark is the one of this environment."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True, with_pip=False)
     python = folder / "bin" / "python"

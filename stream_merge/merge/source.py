@@ -119,8 +119,8 @@ def key_ranges_of(
 def is_delete(config: SinkConfig) -> Column:
     """Return whether a row of the source deletes its key: `delete_when`, where NULL counts as false.
 
-    The frame must have the source's alias. `deletes` is the same condition after Delta has resolved it, which reads it from the
-    statement (`merge/statement.py`).
+    The frame must have the source's alias. `deletes` is the same condition after Delta has resolved it, which reads it
+    from the statement (`merge/statement.py`).
     """
     if config.delete_when is None:
         return F.lit(False)

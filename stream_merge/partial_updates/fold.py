@@ -35,7 +35,7 @@ _RANK = RESERVED_PREFIX + "rank"
 
 
 def unset_columns(config: SinkConfig, columns: Sequence[str]) -> Column:
-    """Return the names of the columns that a change leaves alone: an array in lower case, NULL or empty if there are none."""
+    """Return the names of the columns that a change leaves alone: an array in lower case, NULL or empty for none."""
     unset: list[Column] = []
     if config.unchanged_columns is not None:
         names = column_of(config.unchanged_columns)
@@ -61,7 +61,7 @@ def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpda
 
 
 def sets(name: str) -> Column:
-    """Return whether a change writes this column. A delete writes none, other changes write those that are not in `UNSET`."""
+    """Return whether a change writes this column. A delete writes none, other changes those that are not in `UNSET`."""
     return ~F.col(IS_DELETE) & ~F.coalesce(F.array_contains(UNSET, name.lower()), F.lit(False))
 
 
@@ -98,7 +98,7 @@ def folded_changes(
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """The columns of three successive SELECTs. The first two add columns to the batch, the last one makes the result."""
+    """The columns of three successive SELECTs. The first two add columns to the batch, the last makes the result."""
 
     ordered: Sequence[Column]
     ranked: Sequence[Column]

@@ -1,7 +1,7 @@
 """Hands the values of a row's old key to its new key if the change of the key does not send them.
 
-A departure hands on values in two ways: with a change of the new key that gives values but makes no row (`IS_CARRIED_OVER`),
-and with its own tombstone, for an arrival that is yet to come. `handover` computes both.
+A departure hands on values in two ways: with a change of the new key that gives values but makes no row
+(`IS_CARRIED_OVER`), and with its own tombstone, for an arrival that is yet to come. `carried_values` computes both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import persisted
 from stream_merge.config import SinkConfig
-from stream_merge.partial_updates.handover import Handover
+from stream_merge.partial_updates.carried_values import CarriedValues
 from stream_merge.partial_updates.key_changes import Moves, next_steps
 from stream_merge.partial_updates.registers import PartialUpdates
 
@@ -54,15 +54,16 @@ def followed_moves(
         moves: The moves whose values have to be handed on.
         config: The sink, its sequence in columns.
         partial: What changes may set.
-        read_target: Gives the target's rows whose keys are among the structs `key` of a frame. Bounds, if given, limit the keys.
+        read_target: Gives the target's rows whose keys are among the structs `key` of a frame. Bounds, if given, limit
+            the keys.
         left: Gives the tombstones of earlier batches that hold values; None if there are none.
         lacking: Gives those of them that lack some of the row's values.
         dead: Gives all tombstones of earlier batches; None if there are none.
         keep: Writes the batch's own tombstones.
     """
-    handover = Handover(moves, config, partial)
+    carried = CarriedValues(moves, config, partial)
     remembered = left() if moves.num_lacking else None
-    handed = [] if remembered is None else [handover.awaited(remembered)]
+    handed = [] if remembered is None else [carried.awaited(remembered)]
     with ExitStack() as stack:
         there: list[DataFrame] = []
         own: list[DataFrame] = []
@@ -70,13 +71,13 @@ def followed_moves(
             target = read_target(moves.ends, moves.bounds)
             target = stack.enter_context(persisted(target, at_once=moves.is_small))
             there.append(target)
-            known = handover.known(target, dead())
-            own = _kept(_left_behind(handover, moves, known, handed, stack), moves, keep)
+            known = carried.known(target, dead())
+            own = _kept(_left_behind(carried, moves, known, handed, stack), moves, keep)
             handed += own
-        for passed in _passed_on(handover, moves, handed, lacking(), own, keep):
+        for passed in _passed_on(carried, moves, handed, lacking(), own, keep):
             handed.append(passed)
             there.append(read_target(passed.select(F.col("moved.to").alias("key")), None))
-        yield moves.changes.unionByName(handover.given(handed, there)) if handed else moves.changes
+        yield moves.changes.unionByName(carried.given(handed, there)) if handed else moves.changes
 
 
 def _kept(rows: DataFrame, moves: Moves, keep: Keep) -> list[DataFrame]:
@@ -86,18 +87,18 @@ def _kept(rows: DataFrame, moves: Moves, keep: Keep) -> list[DataFrame]:
 
 
 def _left_behind(
-    handover: Handover, moves: Moves, known: DataFrame, handed: Sequence[DataFrame], stack: ExitStack
+    carried: CarriedValues, moves: Moves, known: DataFrame, handed: Sequence[DataFrame], stack: ExitStack
 ) -> DataFrame:
-    """Return the tombstones of the batch's departures. If rows leave several keys in the batch, one key follows the other."""
+    """Return the tombstones of the batch's departures; a row that leaves several keys does so one after the other."""
     hops = _hops(moves, stack)
     if hops > 1:
         known = stack.enter_context(persisted(known, at_once=moves.is_small))
     states: list[DataFrame] = []
     for _ in range(hops - 1):
         # Each state is kept at once, or the plan would grow with each key of a row.
-        state = handover.states(known, [*handed, *states])
+        state = carried.states(known, [*handed, *states])
         states = [stack.enter_context(persisted(state, at_once=moves.is_small))]
-    return handover.states(known, [*handed, *states])
+    return carried.states(known, [*handed, *states])
 
 
 def _hops(moves: Moves, stack: ExitStack) -> int:
@@ -114,7 +115,7 @@ def _hops(moves: Moves, stack: ExitStack) -> int:
 
 
 def _passed_on(
-    handover: Handover,
+    carried: CarriedValues,
     moves: Moves,
     handed: Sequence[DataFrame],
     incomplete: DataFrame | None,
@@ -124,7 +125,7 @@ def _passed_on(
     """Give the tombstones that pass values on after rows which left their new key before the values came.
 
     Args:
-        handover: The handover of the batch.
+        carried: What rows of the batch carry to their new keys.
         moves: The moves of the batch.
         handed: The tombstones that hand values on in this batch.
         incomplete: The tombstones of earlier batches that lack values.
@@ -136,7 +137,7 @@ def _passed_on(
         if not passed or not followed:
             return
         given = reduce(DataFrame.unionByName, passed)
-        rows = reduce(DataFrame.unionByName, [handover.passed_on(given, left) for left in followed])
+        rows = reduce(DataFrame.unionByName, [carried.passed_on(given, left) for left in followed])
         passed = _kept(rows, moves, keep)
         yield from passed
         # Values may also have come to keys that rows leave in this batch.

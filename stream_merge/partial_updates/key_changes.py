@@ -1,7 +1,7 @@
 """Finds rows that get another key and need values that they had under the old one.
 
-A log has two changes for it: a delete of the old key, the departure, and an upsert of the new key, the arrival. They may come
-in different batches, in either order. `key_change_values` hands the values on.
+A log has two changes for it: a delete of the old key, the departure, and an upsert of the new key, the arrival. They
+may come in different batches, in either order. `key_change_values` hands the values on.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _MAX_BROADCAST_MOVES = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """The key changes of a batch whose values have to be handed on, since the arrival does not send them or is yet to come.
+    """The key changes of a batch whose values have to be handed on: their arrival lacks them, or is yet to come.
 
     Attributes:
         changes: The batch with `UNSET`, `IS_DELETE`, `IS_CARRIED_OVER`, `OLD_KEY` and `NEW_KEY`.
-        departures: The persisted departures whose arrival lacks values or is not in the batch: the keys `from` and `to`, and
-            the sequence `at`. Departures that the table remembers are left out.
+        departures: The persisted departures whose arrival lacks values or is not in the batch: the keys `from` and
+            `to`, and the sequence `at`. Departures that the table remembers are left out.
         num_departures: How many.
         num_lacking: How many arrivals lack values.
         num_steps: How many pairs there are of a departure and a later departure of the same row from its new key.
-        bounds: Smallest and largest value of each key column in `from` and `to`, and number of nulls. The values are None for
-            types whose bounds are not compared.
-        is_small: Whether the batch is so small that one task finishes it before others would have begun. Starting a job then
-            takes longer than the job itself, so there should be few.
+        bounds: Smallest and largest value of each key column in `from` and `to`, and number of nulls. The values are
+            None for types whose bounds are not compared.
+        is_small: Whether the batch is so small that one task finishes it before others would have begun. Starting a job
+            then takes longer than the job itself, so there should be few.
     """
 
     changes: DataFrame
@@ -70,7 +70,7 @@ class Moves:
 
 
 def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
-    """Add `OLD_KEY` and `NEW_KEY`, the keys of a row before and after a change; NULL if the change leaves the key as it is."""
+    """Add `OLD_KEY` and `NEW_KEY`, the keys of a row before and after a change; NULL if the key stays as it is."""
     in_batch = {field.name.lower(): field.dataType for field in changes.schema}
     types = {name: in_batch[name.lower()] for name in config.keys}
 
@@ -160,7 +160,8 @@ def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> D
 def _without_remembered(needy: DataFrame, remembered: DataFrame, num_keys: int) -> DataFrame:
     """Leave out departures that come again.
 
-    The tombstones in `remembered` hold the values of their rows. The rows themselves are gone, so that no values would be found.
+    The tombstones in `remembered` hold the values of their rows. The rows themselves are gone, so that no values would
+    be found.
     """
     kind = needy.schema["from"].dataType
     again = remembered.select(
@@ -219,5 +220,5 @@ def key_of_tombstone(num_keys: int, kind: DataType) -> Column:
 
 
 def joined_in_place(frame: DataFrame) -> DataFrame:
-    """Hint that a join should not broadcast the frame. If both sides have one partition, Spark then shuffles neither."""
+    """Hint that a join should not broadcast the frame. If both sides have one partition, Spark shuffles neither."""
     return frame.hint("shuffle_hash")

@@ -1,19 +1,21 @@
 """The algebra of last-writer-wins registers.
 
-A register is a value with the sequence of the change that wrote it. The sequence is NULL until a change writes the register.
-Each column that changes may set by itself is a register. Two operations explain everything that happens to it:
+A register is a value with the sequence of the change that wrote it. The sequence is NULL until a change writes the
+register. Each column that changes may set by itself is a register. Two operations explain everything that happens to
+it:
 
 - A join keeps the newest of several writes. `write_order` sorts any number of them, `Register.joined` compares two.
-- A reset empties the register. A delete or a TRUNCATE resets the writes that are older than it: `is_reset`, `Register.without`.
+- A reset empties the register. A delete or a TRUNCATE resets the writes that are older than it: `is_reset`,
+  `Register.without`.
 
-When a row gets another key, it hands on its registers: the new key receives each write with the sequence of the departure, and
-the departure resets what the new key had before, since that belonged to another row.
+When a row gets another key, it hands on its registers: the new key receives each write with the sequence of the
+departure, and the departure resets what the new key had before, since that belonged to another row.
 
-Three places use the algebra. The fold of a batch sorts the writes of a key by `write_order`. For a row that leaves its key, an
-aggregate takes the greatest. The MERGE's UPDATE joins the target's register with that of the fold.
+Three places use the algebra. The fold of a batch sorts the writes of a key by `write_order`. For a row that leaves its
+key, an aggregate takes the greatest. The MERGE's UPDATE joins the target's register with that of the fold.
 
-This module alone decides ties. If two writes have the same sequence, their origins decide, then their contents. If a write and a
-delete have the same sequence, the delete counts only if it comes in a later batch than the write.
+This module alone decides ties. If two writes have the same sequence, their origins decide, then their contents. If a
+write and a delete have the same sequence, the delete counts only if it comes in a later batch than the write.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def write_order(sequence: Column, origin: Column, contents: Column) -> Column:
     Args:
         sequence: The sequence of the write.
         origin: The write's `Origin`.
-        contents: A hash of the change. It decides between changes that have the same sequence and come in the same batch, since
-            a replay finds no other order again.
+        contents: A hash of the change. It decides between changes that have the same sequence and come in the same
+            batch, since a replay finds no other order again.
     """
     return F.struct(sequence.alias("sequence"), origin.alias("origin"), contents.alias("contents"))
 
@@ -56,9 +58,10 @@ def is_reset(sequence: Column, delete: Column, *, comes_later: bool) -> Column:
     Args:
         sequence: The sequence of the write.
         delete: The sequence of the delete.
-        comes_later: Whether the delete comes in a later batch than the write. If both have the same sequence, the later one
-            counts, so the delete resets the write. A write that comes with the delete or after it stays. A TRUNCATE
-            comes later only for the keys that its batch changes. It leaves other rows of its own sequence, and their values.
+        comes_later: Whether the delete comes in a later batch than the write. If both have the same sequence, the later
+            one counts, so the delete resets the write. A write that comes with the delete or after it stays. A TRUNCATE
+            comes later only for the keys that its batch changes. It leaves other rows of its own sequence, and their
+            values.
     """
     return F.coalesce(~(delete < sequence) if comes_later else sequence < delete, F.lit(False))
 
@@ -87,8 +90,8 @@ class Register:
     def joined(self, theirs: Register, *, is_gone: Column, gives_way: Column) -> Register:
         """Return the target's register after a batch.
 
-        The result is the same as resetting this register first, and taking the greater in `write_order` then. It is written as
-        comparisons of sequences, which cost less than building a struct for each column of each row.
+        The result is the same as resetting this register first, and taking the greater in `write_order` then. It is
+        written as comparisons of sequences, which cost less than building a struct for each column of each row.
 
         Args:
             theirs: The newest write of the batch. Its sequence is NULL if the batch has none.

@@ -1,7 +1,7 @@
 """Stores a row's registers in the target, and joins them with those of a batch.
 
-Columns of a row may be older than the row. `COLUMN_SEQUENCES` in the target says which ones, and how old they are, so that a
-late change still sets the columns that no newer change has set.
+Columns of a row may be older than the row. `COLUMN_SEQUENCES` in the target says which ones, and how old they are, so
+that a late change still sets the columns that no newer change has set.
 """
 
 from __future__ import annotations
@@ -250,7 +250,8 @@ def find_partial_updates(
     generated = [field.name for field in target if _is_generated(field)]
     if generated:
         raise UnsupportedTableError(
-            f"generated column {', '.join(generated)}: it would have to be computed anew of values that a change did not set. "
+            f"generated column {', '.join(generated)}: it would have to be computed anew from values that a change "
+            "did not set. "
             "Make it a plain column that the source gives, or take the options away that leave columns as they are"
         )
     unsent = {*columns} - {*config.ignores_nulls_of(columns)} if config.unchanged_columns is not None else {*()}

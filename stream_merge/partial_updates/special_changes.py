@@ -18,8 +18,8 @@ SPECIAL = ("truncates", "moves", "unset")
 def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[Column]:
     """Return aggregates over the changes of a batch that take additional steps. The list is empty if there can be none.
 
-    `truncates` counts TRUNCATEs, `moves` counts changes that give a row another key, and `unset` collects the names of the
-    columns that a change leaves alone. The frame must have the source's alias.
+    `truncates` counts TRUNCATEs, `moves` counts changes that give a row another key, and `unset` collects the names of
+    the columns that a change leaves alone. The frame must have the source's alias.
     """
     counts = []
     if config.truncate_when is not None:

@@ -18,11 +18,11 @@ from stream_merge.partial_updates.registers import PartialUpdates, order_of, reg
 from stream_merge.sql import quote
 
 
-class Handover:
+class CarriedValues:
     """The registers of rows at their departure, and the changes that hand them on."""
 
     def __init__(self, moves: Moves, config: SinkConfig, partial: PartialUpdates) -> None:
-        """Prepare the handover of a batch.
+        """Prepare what rows carry to their new keys in a batch.
 
         Args:
             moves: The moves of the batch.
@@ -77,7 +77,7 @@ class Handover:
         return records.join(self._moves.broadcast_departures, is_before)
 
     def _changed(self, changes: DataFrame) -> DataFrame:
-        """Return a record of each change: the writes of its columns, NULL for those that it leaves alone, or its delete."""
+        """Return a record of each change: the writes of its columns, NULL for those it leaves alone, or its delete."""
         place = place_in_order(changes, self._order)
         writes = [
             F.when(sets(name), write_of(F.col(quote(name)), self._order, place["origin"].alias("origin"))).alias(write)
@@ -94,7 +94,7 @@ class Handover:
         )
 
     def known(self, target: DataFrame, dead: DataFrame | None) -> DataFrame:
-        """Return records, as `_changed` does, of the rows that the table has under the departures' keys, and of their deletes.
+        """Return records, as `_changed` does, of the table's rows under the departures' keys, and of their deletes.
 
         Args:
             target: The rows.
