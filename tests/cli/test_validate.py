@@ -153,7 +153,9 @@ def test_secrets_are_kept_out_of_faults(find):
 
 
 def test_a_folder_of_files_that_is_not_there(find):
-    assert find(PIPELINE + FILES + TABLE) == ["pipeline.toml:5: source.path: there is no ./landing"]
+    assert find(PIPELINE + FILES + TABLE) == [
+        "pipeline.toml:5: source.path: ./landing does not exist; create it, or correct path"
+    ]
 
 
 def test_a_schema_that_is_not_ddl(find, land):
@@ -421,7 +423,7 @@ def test_faults_of_all_parts_come_in_the_order_of_the_file(find, here):
     (here / "checkpoints").write_text("a file")
     assert find(PIPELINE + FILES + TABLE + "create_if_missing = false\n") == [
         "pipeline.toml:2: pipeline.checkpoint: ./checkpoints is a file, not a folder",
-        "pipeline.toml:5: source.path: there is no ./landing",
+        "pipeline.toml:5: source.path: ./landing does not exist; create it, or correct path",
         "pipeline.toml:8: tables[0].target: there is no Delta table ./lake/orders; create it, or set "
         "create_if_missing = true",
     ]

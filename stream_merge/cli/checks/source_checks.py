@@ -148,7 +148,7 @@ def _files_faults(spark: SparkSession, loaded: LoadedPipeline, source: FilesSour
         frame = read_some(spark, source, NUM_ROWS)
     except JVM_ERRORS as error:
         if condition(error).startswith("PATH_NOT_FOUND"):
-            yield loaded.fault(("source", "path"), f"{source.path} does not exist")
+            yield loaded.fault(("source", "path"), f"{source.path} does not exist; create it, or correct path")
         else:
             yield loaded.fault(("source",), f"the files cannot be read: {short_message(error)}")
         return
