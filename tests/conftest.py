@@ -8,6 +8,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +16,7 @@ import pytest
 
 from stream_merge import steps
 from stream_merge.sql import quote
+from tests.kept_jvm import kept_jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -72,26 +74,33 @@ class CreateTable(Protocol):
     ) -> str: ...
 
 
+def session_conf() -> dict[str, str]:
+    """Return the settings of the test run's session, those of the environment over those above."""
+    from stream_merge.packages import delta_package
+
+    overrides = dict(pair.split("=", 1) for pair in os.environ.get("STREAM_MERGE_SPARK_CONF", "").split())
+    return {**SESSION_CONF, **overrides, "spark.jars.packages": delta_package()}
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return the one session of the test run; a test that changes its settings restores them."""
     from pyspark.sql import SparkSession
 
-    from stream_merge.packages import delta_package
-
     builder = SparkSession.builder.appName("stream_merge tests")
-    overrides = dict(pair.split("=", 1) for pair in os.environ.get("STREAM_MERGE_SPARK_CONF", "").split())
-    for key, value in {**SESSION_CONF, **overrides}.items():
+    conf = session_conf()
+    for key, value in conf.items():
         builder = builder.config(key, value)
-    builder = builder.config("spark.jars.packages", delta_package())
     builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-    with (Path(tempfile.gettempdir()) / "stream_merge-tests.lock").open("w") as lock:
-        # Two processes that fetch the same packages at the same time would write over each other's files.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    kept = kept_jvm()
+    with kept.used(conf) if kept else nullcontext():
+        with (Path(tempfile.gettempdir()) / "stream_merge-tests.lock").open("w") as lock:
+            # Two processes that fetch the same packages at the same time would write over each other's files.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+        session.stop()
 
 
 @pytest.fixture
