@@ -1,8 +1,9 @@
 """A JVM that outlives the test run, so that the next one finds its classes loaded and compiled.
 
-`make quick` names a folder in the environment's STREAM_MERGE_TEST_KEPT_JVM. The first run that needs Spark starts a keeper, a
-process that holds a JVM and writes to the folder how it is reached. Each run makes a SparkContext of its own in this JVM. The
-keeper ends, and the JVM with it, half an hour after the last run, or with `python -m tests.kept_jvm stop` (`make quick-stop`).
+`make quick` names a folder in the environment's STREAM_MERGE_TEST_KEPT_JVM. The first run that needs Spark starts a
+keeper, a process that holds a JVM and writes to the folder how it is reached. Each run makes a SparkContext of its own
+in this JVM. The keeper ends, and the JVM with it, half an hour after the last run, or with `python -m tests.kept_jvm
+stop` (`make quick-stop`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class KeptJvm:
         return bool(found)
 
     def keep(self, conf: Mapping[str, str]) -> None:
-        """Start a JVM, and hold it until it is idle for long, ends, or SIGTERM comes. This is all that the keeper does."""
+        """Start a JVM, and hold it until it is idle for long, ends, or SIGTERM comes: the keeper does only this."""
         from pyspark import SparkConf
         from pyspark.java_gateway import launch_gateway
 
@@ -214,7 +215,7 @@ def _connect(connection: Mapping[str, Any]) -> None:
 
 
 def _release_objects(gateway: Any) -> None:
-    """Release the objects that earlier runs held, and their sessions with them: the JVM waits for their Python to do so."""
+    """Release the objects and sessions that earlier runs held: the JVM waits for their Python to do so."""
     from pyspark.java_gateway import JavaObject
 
     held = JavaObject("GATEWAY_SERVER", gateway._gateway_client).getGateway().getBindings()
