@@ -3,6 +3,8 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 # A Spark on tiny tables uses half of two cores: most of its time is planning, by one thread.
 WORKERS ?= 2
+# What JVMs start with; to make it takes as long as it saves in some ten starts, so that the oldest pair's few go without.
+CLASSES ?= $(VENV)/classes.jsa
 IS_NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
@@ -19,11 +21,13 @@ help: ## List the targets
 demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and compare them with the database
 	$(VENV)/bin/python -m demo $(ARGS)
 
-test: $(VENV)/classes.jsa ## Run all tests on the newest supported Spark and Delta
-	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa' -Xlog:cds*=off" \
+test: $(VENV)/.installed-test $(CLASSES) ## Run all tests on the newest supported Spark and Delta
+	$(if $(CLASSES),STREAM_MERGE_TEST_CLASSES='$(CURDIR)/$(CLASSES)' \
+	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)' -Xlog:cds*=off") \
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 quick: export STREAM_MERGE_TEST_KEPT_JVM := $(CURDIR)/$(VENV)/kept-jvm
+quick: export STREAM_MERGE_TEST_CLASSES := $(CURDIR)/$(VENV)/classes.jsa
 quick: $(VENV)/classes.jsa ## Run some tests in a JVM that is kept for the next ones: make quick ARGS=tests/spark/test_unchanged.py
 	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa' -Xlog:cds*=off" \
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -33,7 +37,7 @@ quick-stop: ## End the JVM that is kept; it also ends half an hour after the las
 	$(VENV)/bin/python -m tests.kept_jvm stop
 
 test-oldest: ## Run the core of the tests on the oldest supported Spark and Delta
-	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt ARGS="-m core --one-strategy $(ARGS)"
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt CLASSES= ARGS="-m core --one-strategy $(ARGS)"
 
 test-long: ## Run all tests there are, with both strategies, whole logs, and an hour of the random machine: takes hours
 	STREAM_MERGE_TEST_RANDOM_MINUTES=$${STREAM_MERGE_TEST_RANDOM_MINUTES:-60} STREAM_MERGE_EXAMPLES=$${STREAM_MERGE_EXAMPLES:-50} \
@@ -73,7 +77,7 @@ $(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | java
 	@touch $@
 
 # Without the archive JVMs take longer to start, and that is all.
-$(VENV)/classes.jsa: $(VENV)/.installed-test
+$(VENV)/classes.jsa: $(VENV)/.installed-test tests/class_archive.py $(wildcard tests/jvm/*)
 	@$(VENV)/bin/python -m tests.class_archive "$(CURDIR)/$@" >/dev/null 2>&1 || touch $@
 
 java: python

@@ -16,7 +16,9 @@ import pytest
 
 from stream_merge import steps
 from stream_merge.sql import quote
+from tests.jvm.jars import jar_conf
 from tests.kept_jvm import kept_jvm
+from tests.table_templates import TableTemplates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -34,8 +36,8 @@ SESSION_CONF = {
     # Hours of small plans of all kinds: methods that are thrown out as cold are soon compiled again, by half a core.
     "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:+UseSerialGC -XX:-UseCodeCacheFlushing "
     "-XX:ReservedCodeCacheSize=512m -XX:MetaspaceSize=512m",
-    # For every hash table, be it of three rows, Spark takes a page of 64 MB from a heap of this size: a full collection of garbage
-    # every few seconds, a quarter of all processor time.
+    # For every hash table, be it of three rows, Spark takes a page of 64 MB from a heap of this size: a full collection
+    # of garbage every few seconds, a quarter of all processor time.
     "spark.buffer.pageSize": "1m",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -44,7 +46,8 @@ SESSION_CONF = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # VACUUM lists the folders of a table in 10,000 tasks, be they three: half a minute.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-    # Every test has tables of its own: a thousand logs in the cache, an hour each, would fill the heap with their snapshots.
+    # Every test has tables of its own: a thousand logs in the cache, an hour each, would fill the heap with their
+    # snapshots.
     "spark.databricks.delta.delta.log.cacheSize": "20",
     "spark.sql.ui.retainedExecutions": "50",
     # A dozen calls for each operation on a Column. The sink does without them whatever the setting is.
@@ -76,10 +79,8 @@ class CreateTable(Protocol):
 
 def session_conf() -> dict[str, str]:
     """Return the settings of the test run's session, those of the environment over those above."""
-    from stream_merge.packages import delta_package
-
     overrides = dict(pair.split("=", 1) for pair in os.environ.get("STREAM_MERGE_SPARK_CONF", "").split())
-    return {**SESSION_CONF, **overrides, "spark.jars.packages": delta_package()}
+    return {**SESSION_CONF, **jar_conf(), **overrides}
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +128,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the markers `long`, `one_in` and `any_strategy` say, unless a test is asked for by its full name."""
+    """Leave out tests by the markers `long`, `one_in` and `any_strategy`, unless one is asked for by its full name."""
     if config.getoption("--long") or any("[" in name for name in config.args):
         return
     is_one_enough = config.getoption("--one-strategy")
@@ -140,7 +141,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and (both or _is_drawn(item) or not (is_one_enough or item.get_closest_marker("any_strategy")))
     ]
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
-    items[:] = kept
+    # Modules are handed to the workers in this order: a long one at the end would leave the other worker with nothing
+    # to do.
+    slow = {item.path for item in kept if item.get_closest_marker("slow")}
+    items[:] = sorted(kept, key=lambda item: item.path not in slow)
 
 
 def _is_in_sample(item: pytest.Item, one_in: int) -> bool:
@@ -195,9 +199,19 @@ def append_rows(spark: SparkSession) -> Callable[..., None]:
     return append
 
 
+@pytest.fixture(scope="session")
+def table_templates(tmp_path_factory: pytest.TempPathFactory) -> TableTemplates:
+    """Return the tables that were made in the test run."""
+    return TableTemplates(tmp_path_factory.mktemp("templates"))
+
+
 @pytest.fixture
-def create_table(spark: SparkSession, tmp_path: Path, append_rows: Callable[..., None]) -> CreateTable:
+def create_table(
+    spark: SparkSession, tmp_path: Path, append_rows: Callable[..., None], table_templates: TableTemplates
+) -> CreateTable:
     """Return a function that makes a Delta table by path: CREATE TABLE, then the rows in one append.
+
+    The second time that the same table is asked for it is copied.
 
     `schema` is the column list of CREATE TABLE. Rows name the columns in order; a table with generated columns gets its
     rows by `append_rows`.
@@ -221,15 +235,30 @@ def create_table(spark: SparkSession, tmp_path: Path, append_rows: Callable[...,
             if columns:
                 statement += f" {words} ({', '.join(map(quote, columns))})"
         pairs = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
-        spark.sql(f"{statement} TBLPROPERTIES ({pairs})")
-        if rows:
-            append_rows(path, spark.read.format("delta").load(path).schema, rows)
-        for name, check in (constraints or {}).items():
-            spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT `{name}` CHECK ({check})")
+        statement += f" TBLPROPERTIES ({pairs})"
+
+        def create_anew() -> None:
+            spark.sql(statement)
+            if rows:
+                append_rows(path, spark.read.format("delta").load(path).schema, rows)
+            for name, check in (constraints or {}).items():
+                spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT `{name}` CHECK ({check})")
+
+        if Path(path).is_absolute() and not Path(path).exists() and len(rows) <= MAX_TEMPLATE_ROWS:
+            # Tests change settings of Delta's and of SQL's, on which it depends what CREATE TABLE makes.
+            settings = sorted(item for item in spark.conf.getAll.items() if item[0] != SET_BY_DELTA)
+            key = repr((statement.replace(path, ""), rows, constraints, settings))
+            table_templates.make(key, path, create_anew)
+        else:
+            create_anew()
         return path
 
     return create
 
+
+SET_BY_DELTA = "spark.databricks.delta.lastCommitVersionInSession"
+"""A setting that each of Delta's commits leaves in its session."""
+MAX_TEMPLATE_ROWS = 1000
 
 SINGLE_DRIVER = "io.delta.storage.S3SingleDriverLogStore"
 

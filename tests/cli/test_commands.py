@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.jvm.jars import jar_conf
+
 PIPELINE = """\
 [pipeline]
 name = "shop"
@@ -50,6 +52,7 @@ columns = "id BIGINT, qty INT"
 
 [spark]
 master = "local[2]"
+choose_packages = {choose_packages}
 
 [spark.conf]
 "spark.ui.enabled" = false
@@ -59,6 +62,7 @@ master = "local[2]"
 "spark.sql.codegen.wholeStage" = false
 "spark.sql.codegen.factoryMode" = "NO_CODEGEN"
 "spark.driver.extraJavaOptions" = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+{jars}
 {rest}
 """
 
@@ -183,8 +187,17 @@ def land(tmp_path):
 
 @pytest.fixture
 def write_pipeline(tmp_path):
-    def write(pipeline="", rest=""):
-        (tmp_path / "pipeline.toml").write_text(PIPELINE.format(pipeline=pipeline, rest=rest))
+    # Nearly all of them have Delta Lake on the class path, where there is one: a JVM resolves and copies packages for
+    # seconds.
+    conf = jar_conf()
+
+    def write(pipeline="", rest="", choose_packages="spark.jars.packages" in conf):
+        jars = [] if choose_packages else [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in conf.items()]
+        (tmp_path / "pipeline.toml").write_text(
+            PIPELINE.format(
+                pipeline=pipeline, rest=rest, choose_packages=json.dumps(choose_packages), jars="\n".join(jars)
+            )
+        )
 
     return write
 
@@ -363,7 +376,7 @@ def test_a_batch_that_hangs_is_cut_off(start_command, land, write_pipeline, read
 
 def test_on_a_terminal(start_in_terminal, land, write_pipeline, read_rows, tmp_path):
     """Every table is shown while a batch runs, Ctrl-C lets it finish, and the terminal is left as it was."""
-    write_pipeline()
+    write_pipeline(choose_packages=True)
     file = tmp_path / "pipeline.toml"
     slowly = SLOW_ITEMS.replace("300000L", "8000L")
     file.write_text(file.read_text() + slowly)
@@ -391,7 +404,7 @@ def test_on_a_terminal(start_in_terminal, land, write_pipeline, read_rows, tmp_p
 def test_wrong_turns_are_a_sentence_each(start_command, land, write_pipeline, tmp_path):
     """Packages that cannot be fetched, a table without its column, a table that does not exist."""
     land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))
-    write_pipeline(rest='"spark.jars.packages" = "com.example:nothing:1.0"')
+    write_pipeline(rest='"spark.jars.packages" = "com.example:nothing:1.0"', choose_packages=True)
     packages = start_command("run", "pipeline.toml", "--once")
     assert packages.wait() == 3
     assert len(sentences(packages)) == 2

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NUM_KEYS = 400
 NUM_OLD = 200
 DEADLINE_SECONDS = 60
-STALL_SECONDS = 8
+STALL_SECONDS = 5
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",

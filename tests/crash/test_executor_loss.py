@@ -106,7 +106,15 @@ def master(root: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def report(spark: SparkSession, master: str, root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return what the child process found in each scenario."""
-    settings = {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.executor.memory": "1g", **SPECULATION}
+    # An executor that was killed is followed by another, which has seconds to live, too.
+    java_options = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
+    settings = {
+        "spark.master": master,
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "1g",
+        "spark.executor.extraJavaOptions": java_options,
+        **SPECULATION,
+    }
     (root / "events").mkdir()
     events = {"enabled": "true", "dir": f"file:{root}/events", "rolling.enabled": "false", "compress": "false"}
     conf = child_conf(spark, **settings, **{f"spark.eventLog.{name}": value for name, value in events.items()})

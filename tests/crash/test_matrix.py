@@ -83,12 +83,12 @@ def runner(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.mark.parametrize(
     ("step", "fault", "strategy", "has_state"),
     [
-        ("columns_added", "answer lost", "merge_on_read", True),
+        pytest.param("columns_added", "answer lost", "merge_on_read", True, marks=pytest.mark.long),
         ("remembering", "answer lost", "copy_on_write", True),
         ("forgetting", "files fail before", "merge_on_read", True),
-        ("truncating", "conflict", "copy_on_write", True),
+        pytest.param("truncating", "conflict", "copy_on_write", True, marks=pytest.mark.long),
         ("writing", "conflict", "merge_on_read", False),
-        ("before_commit", "answer lost", "copy_on_write", False),
+        pytest.param("before_commit", "answer lost", "copy_on_write", False, marks=pytest.mark.long),
     ],
 )
 def test_cases(runner: Runner, step: str, fault: str, strategy: str, has_state: bool):

@@ -58,7 +58,8 @@ def rows_of(spark, path):
         (CAPTURES / "small-schema", "customers", 3, True),
         (CAPTURES / "small-schema", "customers", 1, False),
         (CAPTURES / "small-schema", "order_items", 3, False),
-        (CAPTURES / "shop", "products", 3, True),
+        # The largest: a minute.
+        pytest.param(CAPTURES / "shop", "products", 3, True, marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

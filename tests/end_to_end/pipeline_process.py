@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.conftest import SESSION_CONF
+from tests.jvm.jars import jar_conf
 from tests.services.processes import Process, ServiceError
 
 MERGE_SECONDS = 300
@@ -27,6 +28,8 @@ SPARK_CONF = {
     # A process that lives for half a minute: the second compiler would only take time from it.
     "spark.driver.extraJavaOptions": f"{SESSION_CONF['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1",
     "spark.ui.enabled": "false",
+    # The command fetches Delta's package all the same; what is on the class path, too, is loaded from there.
+    **{key: value for key, value in jar_conf().items() if key != "spark.jars.packages"},
 }
 """Those of the tests' own session, for small batches."""
 

@@ -122,6 +122,7 @@ def test_from_an_empty_folder_to_a_table(
     assert {"Batch  0", "Changes  205 inserted, 0 updated, 0 deleted", "Rows  205"} <= set(told)
 
 
+@pytest.mark.long  # tests/spark/test_batch_columns.py asks it of the sink.
 def test_a_column_that_the_source_gets_later(
     spark: SparkSession, kafka: Kafka, topic: str, folder: Path, stream_merge: Callable[..., str]
 ):

@@ -76,6 +76,7 @@ class TestOneMove:
         ids=["together", "departure first", "arrival first"],
     )
     def test_the_value_is_the_rows_under_its_old_key(self, create_source, read_rows, table, batches):
+        """apache/hudi#9186: the old row stays; materialize#6553: both halves have one position in the log."""
         sink = moving(table)
         for batch in batches:
             sink.merge(create_source(SCHEMA, batch))

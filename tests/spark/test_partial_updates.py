@@ -216,10 +216,16 @@ class TestNullThatMeansUnknown:
         ]
 
     def test_some_columns(self, create_table, create_source, read_rows, deletion_vectors):
-        path = create_table(TARGET, [(1, "a1", "b1", 1)], deletion_vectors=deletion_vectors)
+        """Partial events have NULL in columns that they know nothing of; in a column that is not listed it is a value."""
+        path = create_table(TARGET, [(1, "a1", "b1", 1), (3, "a3", "b3", 1)], deletion_vectors=deletion_vectors)
         sink = merge_sink(path, keys="id", sequence_by="seq", ignore_null_updates=["A"])
-        result = sink.merge(create_source(TARGET, [(1, None, None, 2), (2, None, None, 2)]))
-        assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a1", b=None), Row(id=2, a=None, b=None)]
+        changes = [(1, None, None, 2), (2, None, None, 2), (3, None, None, 3), (3, "A3", "B3", 2)]
+        result = sink.merge(create_source(TARGET, changes))
+        assert read_rows(path, "id", "a", "b") == [
+            Row(id=1, a="a1", b=None),
+            Row(id=2, a=None, b=None),
+            Row(id=3, a="A3", b=None),
+        ]
         # A NULL that is no value is none that was not sent.
         assert result.num_unresolved_rows == 0
 
@@ -228,6 +234,7 @@ class TestSomeColumns:
     def test_two_writers_of_one_table_each_in_its_own_order(
         self, create_table, create_source, read_rows, deletion_vectors
     ):
+        """Paimon needs a sequence group for each stream: with one sequence, changes of the other stream are late."""
         path = create_table("id INT, a STRING, b STRING, n INT", deletion_vectors=deletion_vectors)
         of_a = merge_sink(path, keys="id", sequence_by="at * 1", columns=["a"])
         of_b = merge_sink(path, keys="id", sequence_by="at * 1", columns="b")

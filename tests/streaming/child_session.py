@@ -10,25 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conftest import SESSION_CONF
+from tests.jvm.jars import jar_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-JARS = ("spark.jars", "spark.jars.packages")
 LAST_LINES = 40
 
 
 def child_conf(spark: SparkSession, **conf: str) -> dict[str, str]:
     """Return the settings for a child's session; the arguments go over those of the test run."""
-    inherited = {key: spark.sparkContext.getConf().get(key) for key in SESSION_CONF}
-    # spark-submit has resolved the packages to files; a cluster's own Spark may need neither.
-    jars = next(((key, value) for key in JARS if (value := spark.sparkContext.getConf().get(key))), None)
+    of_session = spark.sparkContext.getConf()
+    inherited = {key: of_session.get(key) for key in (*SESSION_CONF, *jar_conf(), "spark.jars")}
+    if inherited["spark.jars"]:
+        # spark-submit has resolved the packages to files; a cluster's own Spark may need neither.
+        inherited.pop("spark.jars.packages", None)
     # A child runs for seconds: the second compiler would only take time from it.
     java_options = f"{inherited['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1"
     return {
-        **{key: value for key, value in inherited.items() if value is not None},
-        **dict([jars] if jars else []),
+        **{key: value for key, value in inherited.items() if value},
         "spark.driver.extraJavaOptions": java_options,
         "spark.driver.memory": "1g",
         **conf,

@@ -49,7 +49,7 @@ def test_two_streams_into_one_table(
     results: list[MergeResult] = []
     second_offset = 100 if keys == "disjoint" else 0
     batches = [
-        [[(offset, 10**number), (offset + number, 1), (offset + 50 + number, 1)] for number in range(1, 6)]
+        [[(offset, 10**number), (offset + number, 1), (offset + 50 + number, 1)] for number in range(1, 4)]
         for offset in (0, second_offset)
     ]
     queries = []
@@ -63,28 +63,29 @@ def test_two_streams_into_one_table(
 
     assert rows(spark, target) == count([(0, 0), (100, 0)], *batches[0], *batches[1])
     assert sorted(recorded_batches(target)) == sorted(
-        (query.id, batch_id) for query in queries for batch_id in range(5)
+        (query.id, batch_id) for query in queries for batch_id in range(3)
     )
-    assert latest_version(target) == 1 + 10
+    assert latest_version(target) == 1 + 6
     assert {result.strategy for result in results} == {strategy}
     assert all(result.num_commit_attempts == len(result.conflicts) + 1 for result in results)
 
 
+@pytest.mark.any_strategy
 def test_other_writers_beside_a_stream(
     spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, strategy, deletion_vectors
 ):
     """The writers' rows: 1000 and up are appended while the stream runs, 2000 and up are deleted."""
-    to_delete = [(key, 0) for key in range(2000, 2006)]
+    to_delete = [(key, 0) for key in range(2000, 2004)]
     target = create_table(SCHEMA, [(0, 0), *to_delete], deletion_vectors=deletion_vectors)
-    batches = [[(0, 2**number), (number, 1), (100 + number // 2, 1)] for number in range(1, 13)]
+    batches = [[(0, 2**number), (number, 1), (100 + number // 2, 1)] for number in range(1, 9)]
     changes.add(*batches)
     results: list[MergeResult] = []
     table = f"delta.`{target}`"
 
     writers = {
-        "append": [f"INSERT INTO {table} VALUES ({key}, 1)" for key in range(1000, 1006)],
+        "append": [f"INSERT INTO {table} VALUES ({key}, 1)" for key in range(1000, 1004)],
         "delete": [f"DELETE FROM {table} WHERE id = {key}" for key, _ in to_delete],
-        "optimize": [f"OPTIMIZE {table}"] * 4,
+        "optimize": [f"OPTIMIZE {table}"] * 3,
     }
 
     def write(statements: list[str]) -> None:
@@ -99,7 +100,7 @@ def test_other_writers_beside_a_stream(
             done.result()
     query.awaitTermination()
 
-    assert rows(spark, target) == count([(0, 0)], *batches, [(key, 1) for key in range(1000, 1006)])
+    assert rows(spark, target) == count([(0, 0)], *batches, [(key, 1) for key in range(1000, 1004)])
     assert recorded_batches(target) == [(query.id, batch_id) for batch_id in range(len(batches))]
     assert [result.batch_id for result in results] == list(range(len(batches)))
     assert {result.strategy for result in results} == {strategy}

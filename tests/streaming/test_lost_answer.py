@@ -33,8 +33,10 @@ def compile_log_store(spark: SparkSession, folder: Path) -> Path:
         pytest.skip("the log store has to be compiled, and this Java has no javac")
     import pyspark
 
-    jars = [jar.removeprefix("file://") for jar in spark.sparkContext.getConf().get("spark.jars", "").split(",") if jar]
-    classpath = ":".join([*jars, f"{Path(pyspark.__file__).parent}/jars/*"])
+    conf = spark.sparkContext.getConf()
+    jars = [jar.removeprefix("file://") for jar in conf.get("spark.jars", "").split(",")]
+    jars += [conf.get("spark.driver.extraClassPath", ""), f"{Path(pyspark.__file__).parent}/jars/*"]
+    classpath = ":".join(filter(None, jars))
     classes = folder / "classes"
     subprocess.run(["javac", "-cp", classpath, "-d", str(classes), str(JAVA_SOURCE)], check=True)
     # jar does not come with every javac, and a jar is a zip file.

@@ -40,8 +40,10 @@ def test_every_batch_of_a_run_replayed(
     checkpoint: Path,
     strategy: str,
     deletion_vectors: bool,
+    request: pytest.FixtureRequest,
 ):
-    num_batches = 20 if deletion_vectors else 5
+    # Past the log's first checkpoint, in the long tier past the second.
+    num_batches = (22 if request.config.getoption("--long") else 12) if deletion_vectors else 3
     target = create_table("id INT, n INT", deletion_vectors=deletion_vectors)
     first_version = latest_version(target)
     results: list[MergeResult] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stream_merge import MergeResult, merge_sink
-from tests.conftest import CreateTable
+from tests.conftest import SET_BY_DELTA, CreateTable
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import kept_frames
 from tests.streaming.streams import (
@@ -32,9 +32,11 @@ from tests.streaming.streams import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NUM_BATCHES = int(os.environ.get("STREAM_MERGE_TEST_SOAK_BATCHES", "100"))
+WARM_UP = 10
+NUM_BATCHES = 3 * WARM_UP
 """A batch takes a second; what each leaves behind shows after a dozen."""
-WARM_UP = 20
+NUM_BATCHES_LONG = int(os.environ.get("STREAM_MERGE_TEST_SOAK_BATCHES", "500"))
+"""In the long tier."""
 POOLED = (
     "Executor task ",  # grows to the number of cores and shrinks when idle
     "kill-executor-thread",  # Spark's own, once a heartbeat was late on a busy machine
@@ -60,9 +62,6 @@ POOLED = (
 
 MAX_EXIT_S = 30.0
 """How long a thread that has done its work may take to end: that of a query lives on after `awaitTermination`."""
-
-SET_BY_DELTA = "spark.databricks.delta.lastCommitVersionInSession"
-"""A setting that each of Delta's commits leaves in its session."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +147,13 @@ def batches(number: int) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.slow
 def test_many_batches_leave_nothing_behind(
-    spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path
+    spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, request
 ):
+    num_batches = NUM_BATCHES_LONG if request.config.getoption("--long") else NUM_BATCHES
     target = create_table(SCHEMA, deletion_vectors=True)
     results: list[MergeResult] = []
     sink = counting_sink(target, on_result=results.append)
-    all_batches = batches(NUM_BATCHES)
+    all_batches = batches(num_batches)
     changes.add(*all_batches[:WARM_UP])
     run(changes.stream(spark), sink, checkpoint)
     before = footprint(spark)
@@ -163,8 +163,8 @@ def test_many_batches_leave_nothing_behind(
 
     assert_nothing_left(spark, before)
     assert rows(spark, target) == count(*all_batches)
-    assert recorded_ids(target) == list(range(NUM_BATCHES))
-    assert [result.version for result in results] == list(range(1, NUM_BATCHES + 1))
+    assert recorded_ids(target) == list(range(num_batches))
+    assert [result.version for result in results] == list(range(1, num_batches + 1))
     merge_ms = [result.execution_time_ms for result in results]
     batch_ms = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress]
     print(

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from stream_merge import steps
-from stream_merge.packages import delta_package
 from tests.conftest import SESSION_CONF, STRATEGIES
 from tests.crash.matrix.page import FAULTS, PAGE, with_matrix
 from tests.crash.matrix.session import Case
+from tests.jvm.jars import jar_conf
 from tests.streaming.child_session import last_lines, run_child
 
 OF_STATE = steps.OPTIONAL_STEPS[1:]
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="add to the results of this file, and write all of them")
     parser.add_argument("--dry", action="store_true", help="write no page")
     arguments = parser.parse_args()
-    conf = {**SESSION_CONF, "spark.jars.packages": delta_package()}
+    conf = {**SESSION_CONF, **jar_conf()}
     conf["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
         found = run_all(cases(arguments.faults, arguments.rounds, arguments.steps), conf, Path(folder))
