@@ -216,7 +216,7 @@ class TestNullThatMeansUnknown:
         ]
 
     def test_some_columns(self, create_table, create_source, read_rows, deletion_vectors):
-        """Partial events have NULL in columns that they know nothing of; in a column that is not listed it is a value."""
+        """Partial events have NULL in columns they know nothing of; in a column that is not listed it is a value."""
         path = create_table(TARGET, [(1, "a1", "b1", 1), (3, "a3", "b3", 1)], deletion_vectors=deletion_vectors)
         sink = merge_sink(path, keys="id", sequence_by="seq", ignore_null_updates=["A"])
         changes = [(1, None, None, 2), (2, None, None, 2), (3, None, None, 3), (3, "A3", "B3", 2)]
