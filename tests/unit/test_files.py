@@ -48,6 +48,20 @@ def test_timestamps_in_statistics_are_cut_to_milliseconds():
     assert not key_range(after, after, "timestamp").may_match(file)
 
 
+@pytest.mark.parametrize(
+    ("type_name", "bound", "batch"),
+    [
+        ("date", "2024-02-30", date(2024, 3, 1)),
+        ("timestamp", "2024-02-30T00:00:00.000Z", datetime(2024, 3, 1, tzinfo=timezone.utc)),
+        ("timestamp", "9999-12-31T23:59:59.999Z", datetime.max.replace(tzinfo=timezone.utc)),
+        ("timestamp", "2024-01-01T00:00:00.000", datetime(2024, 3, 1, tzinfo=timezone.utc)),
+    ],
+    ids=["no date", "no moment", "the end of time", "no zone"],
+)
+def test_a_file_with_a_bound_that_python_cannot_compare_is_kept(type_name, bound, batch):
+    assert key_range(batch, batch, type_name).may_match(DataFile(add_file("f", low=bound, high=bound)))
+
+
 def test_without_bounds_a_file_is_kept_unless_it_holds_nulls_alone():
     assert key_range(1, 2).may_match(DataFile(add_file("f")))
     assert key_range(1, 2).may_match(DataFile({"path": "f", "size": 1}))
