@@ -67,6 +67,16 @@ def test_entries_of_forgotten_files_go_when_segments_are_merged():
     assert len(index) < 300 * (MAX_SEGMENTS + 2)
 
 
+def test_many_small_files_are_few_segments_and_a_large_one_is_left_as_it_is():
+    index = KeyIndex()
+    add(index, {"large": list(range(1000))})
+    (large,) = index._segments
+    for number in range(3 * MAX_SEGMENTS):
+        add(index, {f"small-{number}": [number]})
+        assert len(index._segments) <= MAX_SEGMENTS
+    assert any(segment is large for segment in index._segments)
+
+
 def test_another_table_or_other_keys_empty_the_index():
     index = KeyIndex()
     index.reset(("table", "k"))
