@@ -25,7 +25,8 @@ class TableTemplates:
             copy_table(template, Path(path))
             return
         create()
-        if any(file.suffix not in (".json", ".crc") for file in Path(path, LOG).glob("[!.]*")):
+        files = [file for file in Path(path, LOG).glob("[!.]*") if file.is_file()]
+        if any(file.suffix not in (".json", ".crc") for file in files):
             # A checkpoint of the log has the id of the table, too.
             return
         template = self._folder / uuid.uuid4().hex
@@ -44,6 +45,9 @@ def copy_table(source: Path, target: Path) -> None:
     # In the order of the versions, since the time of a version is that of its file. Hadoop's checksums would no longer
     # fit.
     for file in sorted(source.glob(f"{LOG}/[!.]*")):
+        if file.is_dir():
+            shutil.copytree(file, log / file.name)
+            continue
         written = file.read_text()
         for each in {*ids}:
             written = written.replace(each, own)

@@ -17,6 +17,7 @@ def test_a_copy_is_a_table_of_its_own(spark, create_table, read_rows, tmp_path, 
     schema = "id INT, part STRING, v STRING DEFAULT 'none'"
     rows = [(1, "x", "a"), (2, "y", "b")]
     paths = [create_table(schema, rows, path=str(tmp_path / name), **options) for name in ("first", "second", "third")]
+    assert len(table_templates._templates) == 1, "the second and the third are copies"
     merge_sink(paths[1], keys="id").merge(
         spark.createDataFrame([(2, "y", "c"), (3, "x", "d")], "id INT, part STRING, v STRING")
     )
@@ -30,3 +31,4 @@ def test_a_copy_is_a_table_of_its_own(spark, create_table, read_rows, tmp_path, 
     # A row more, and it is not the same table.
     other = create_table(schema, rows[:1], path=str(tmp_path / "other"), **options)
     assert read_rows(other) == others[:1]
+    assert len(table_templates._templates) == 2
