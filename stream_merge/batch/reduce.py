@@ -27,6 +27,7 @@ from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import SOURCE_ID
 from stream_merge.keyless.multiset import paired
+from stream_merge.merge.key_and_sequence import key_names
 from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS, key_ranges_of
 from stream_merge.order.sequence import newest_changes
 from stream_merge.partial_updates.fold import described_changes, folded_changes
@@ -158,7 +159,8 @@ class Reduction:
         if bounds is not None:
             ranges = key_ranges_of(config.keys, bounds, self.resolved.key_pairs, self.transaction.schema)
         rows = self.rows_in(ranges)
-        pairs = [(rows[quote(name)], keys["key"][f"k{number}"]) for number, name in enumerate(config.keys)]
+        in_struct = key_names(len(config.keys))
+        pairs = [(rows[quote(name)], keys["key"][field]) for name, field in zip(config.keys, in_struct, strict=True)]
         is_null_safe = config.null_keys == "match"
         is_same = [one.eqNullSafe(other) if is_null_safe else one == other for one, other in pairs]
         found = rows.join(keys, is_same, "left_semi")
