@@ -65,7 +65,7 @@ def decoded(records: DataFrame, kind: str, decimals: Any) -> list[tuple[Any, ...
 def column(kind: str, rows: list[tuple[Any, ...]]) -> list[Any]:
     """Return the numbers; where there is none, what is said of it."""
     assert repr([row[1] for row in rows]) == repr([1.5, nan, inf, -inf])
-    prefix = f"n is no {kind.lower()}: "
+    prefix = f"n is not a valid {kind.lower()}: "
     return [row[0] if row[2] is None else row[2].replace(prefix, "? ") for row in rows]
 
 
