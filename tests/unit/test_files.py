@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from stream_merge.table import files
-from stream_merge.table.files import DataFile, KeyRange, TableFiles
+from stream_merge.table.files import DataFile, KeyRange, TableFiles, comparable
 
 
 def add_file(path, *, low=None, high=None, nulls=0, rows=10, **others):
@@ -87,6 +87,31 @@ def test_partition_values_are_compared_one_by_one():
     assert not values.may_match(in_partition(None))
     assert key_range(1, 9, has_null=True).may_match(in_partition(None))
     assert values.may_match(in_partition("no number")), "what can't be told is kept"
+
+
+@pytest.mark.parametrize(
+    ("type_name", "text", "value", "other"),
+    [
+        ("bigint", "5", 5, 4),
+        ("string", "a", "a", "b"),
+        ("date", "2024-02-01", date(2024, 2, 1), date(2024, 2, 2)),
+        ("decimal(5,2)", "2.50", Decimal("2.5"), Decimal("2.51")),
+    ],
+)
+def test_a_partition_is_read_for_its_own_value_alone(type_name, text, value, other):
+    file = DataFile({"path": "f", "size": 1, "partitionValues": {"k": text}})
+    assert key_range(value, value, type_name).may_match(file)
+    assert not key_range(other, other, type_name).may_match(file)
+    assert not key_range(None, None, type_name).may_match(file), "a batch of NULL alone"
+
+
+def test_a_moment_in_microseconds_is_comparable():
+    moment = datetime(2024, 1, 1, 0, 0, 0, 123456, tzinfo=timezone.utc)
+    assert comparable(1_704_067_200_123_456, "timestamp") == moment
+    assert comparable(moment.replace(tzinfo=None), "timestamp") == moment, (
+        "as Spark gives it, in the zone of the process"
+    )
+    assert comparable(1_704_067_200_123_456, "bigint") == 1_704_067_200_123_456
 
 
 def advance(table_files, version, commits, *, table_id="t", load=None):
