@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from stream_merge.table import files
-from stream_merge.table.files import DataFile, KeyRange, TableFiles, comparable
+from stream_merge.table.files import DataFile, KeyRange, TableFiles, comparable, physical_name
 
 
 def add_file(path, *, low=None, high=None, nulls=0, rows=10, **others):
@@ -157,3 +157,21 @@ def test_a_file_is_found_by_the_uri_that_spark_gives_it(root, uri):
     assert table_files.find(cloned, root).path == cloned
     with pytest.raises(KeyError):
         table_files.find("file:/data/t/other.parquet", root)
+
+
+def test_files_that_another_writer_spells_otherwise_are_found_after_each_commit():
+    table_files, root = TableFiles(), "file:/data/t"
+    advance(table_files, 0, {}, load=lambda: [add_file("a%2Bb.parquet")])
+    assert table_files.find("file:/data/t/a+b.parquet", root).path == "a%2Bb.parquet"
+    advance(table_files, 1, {1: [{"remove": {"path": "a%2Bb.parquet"}}, {"add": add_file("c%2Bd.parquet")}]})
+    assert table_files.find("file:/data/t/c+d.parquet", root).path == "c%2Bd.parquet"
+    with pytest.raises(KeyError):
+        table_files.find("file:/data/t/a+b.parquet", root)
+
+
+def test_the_name_of_a_column_in_the_files():
+    mapped = {"name": "b", "metadata": {"delta.columnMapping.physicalName": "col-1"}}
+    schema = {"fields": [{"name": "A"}, mapped]}
+    assert [physical_name(schema, name) for name in ("a", "B")] == ["A", "col-1"]
+    with pytest.raises(KeyError):
+        physical_name(schema, "c")
