@@ -14,10 +14,11 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from stream_merge import debezium, merge_sink
-from stream_merge.batch.measure import evaluated
+from stream_merge.batch.reduce import _in_one_task
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.sessions import active, persisted, planned_at_once, summaries
 from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS
+from stream_merge.order.sequence import newest_changes
 from tests.conftest import CreateTable
 from tests.debezium.records import frame_of
 from tests.spark.jobs import job_descriptions, jobs_since, next_job_id
@@ -97,9 +98,9 @@ def test_the_newest_of_few_changes_are_chosen_without_a_shuffle(spark: SparkSess
     config = merge_sink("t", keys="id", sequence_by="seq").config
     changes = spark.createDataFrame([(1, 1, "a"), (1, 2, "b"), (2, 5, "c")], "id INT, seq INT, v STRING").repartition(3)
     for num_rows, is_shuffled in ((3, False), (None, True), (MAX_UNSHUFFLED_ROWS + 1, True)):
-        with evaluated(changes, config, None, num_rows, changes.columns, lambda _, make: make()) as rows:
-            assert sorted(tuple(row) for row in rows.select("id", "v").collect()) == [(1, "b"), (2, "c")]
-            assert ("hashpartitioning(id" in rows._jdf.queryExecution().toString()) == is_shuffled
+        rows = newest_changes(_in_one_task(changes, num_rows), config, changes.columns, lambda _, make: make())
+        assert sorted(tuple(row) for row in rows.select("id", "v").collect()) == [(1, "b"), (2, "c")]
+        assert ("hashpartitioning(id" in rows._jdf.queryExecution().toString()) == is_shuffled
 
 
 def test_a_batch_is_evaluated_in_one_job_measured_in_one_and_located_in_two(
