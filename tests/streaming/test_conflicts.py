@@ -339,7 +339,8 @@ def test_a_batch_that_another_process_commits_while_this_one_waits(
     assert len(results[0].conflicts) == 1
 
 
-def test_the_source_is_evaluated_once_for_all_attempts(spark, target, write_beside, at_step, create_source):
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["as it comes", "in order"])
+def test_the_source_is_evaluated_once_for_all_attempts(spark, target, write_beside, at_step, create_source, is_ordered):
     evaluated = spark.sparkContext.accumulator(0)
 
     @F.udf("int")
@@ -349,7 +350,8 @@ def test_the_source_is_evaluated_once_for_all_attempts(spark, target, write_besi
 
     at_step("before_commit", write_beside("UPDATE {table} SET n = n + 1 WHERE id = 1"), times=2)
     noted = create_source(SCHEMA, SOURCE).select("id", passed_through.asNondeterministic()("n").alias("n"))
-    result = counting_sink(target).merge(noted)
+    sink = merge_sink(target, keys="id", sequence_by="n") if is_ordered else counting_sink(target)
+    result = sink.merge(noted)
     assert result.num_commit_attempts == 3
-    assert rows(spark, target) == [(1, 13), (2, 2), (3, 3), (9, 90)]
+    assert rows(spark, target) == [(1, 10 if is_ordered else 13), (2, 2), (3, 3), (9, 90)]
     assert evaluated.value == len(SOURCE)
