@@ -237,16 +237,16 @@ def _multiset(reduction: Reduction, stack: ExitStack) -> DataFrame:
 def _newest_of(reduction: Reduction, rows: DataFrame) -> DataFrame:
     config, num_rows = reduction.changes.bound.config, reduction.changes.num_rows
     written = reduction.written(rows.columns)
-    return newest_changes(_in_one_task(rows, num_rows), config, written, reduction.resolved.once)
+    return newest_changes(in_one_task(rows, num_rows), config, written, reduction.resolved.once)
 
 
 def _folded(reduction: Reduction, described: DataFrame) -> DataFrame:
     changes = reduction.changes
     assert changes.partial is not None
-    rows, written = _in_one_task(described, changes.num_rows), reduction.written(described.columns)
+    rows, written = in_one_task(described, changes.num_rows), reduction.written(described.columns)
     return folded_changes(rows, changes.bound.config, written, changes.partial, reduction.resolved.once)
 
 
-def _in_one_task(rows: DataFrame, num_rows: int | None) -> DataFrame:
+def in_one_task(rows: DataFrame, num_rows: int | None) -> DataFrame:
     """Let one task choose among few rows, which needs no shuffle, where they are kept and were counted."""
     return rows.coalesce(1) if num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS else rows

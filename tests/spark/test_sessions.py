@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from stream_merge import debezium, merge_sink
-from stream_merge.batch.reduce import _in_one_task
+from stream_merge.batch.reduce import in_one_task
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.sessions import active, persisted, planned_at_once, summaries
 from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS
@@ -98,7 +98,7 @@ def test_the_newest_of_few_changes_are_chosen_without_a_shuffle(spark: SparkSess
     config = merge_sink("t", keys="id", sequence_by="seq").config
     changes = spark.createDataFrame([(1, 1, "a"), (1, 2, "b"), (2, 5, "c")], "id INT, seq INT, v STRING").repartition(3)
     for num_rows, is_shuffled in ((3, False), (None, True), (MAX_UNSHUFFLED_ROWS + 1, True)):
-        rows = newest_changes(_in_one_task(changes, num_rows), config, changes.columns, lambda _, make: make())
+        rows = newest_changes(in_one_task(changes, num_rows), config, changes.columns, lambda _, make: make())
         assert sorted(tuple(row) for row in rows.select("id", "v").collect()) == [(1, "b"), (2, "c")]
         assert ("hashpartitioning(id" in rows._jdf.queryExecution().toString()) == is_shuffled
 
