@@ -45,6 +45,16 @@ def test_files_without_statistics(
     assert read_rows(path) == [Row(k=2, v="c")]
 
 
+def test_inserted_rows_are_counted_without_statistics(
+    create_table, create_source, read_rows, without_statistics, append_rows
+):
+    path = create_table(SCHEMA)
+    append_rows(path, SCHEMA, [(1, "a")])
+    sink = merge_sink(path, on="target.k = source.k").when_not_matched_insert()
+    assert sink.merge(create_source(SCHEMA, [(1, "b"), (2, "b"), (3, "b")])).num_target_rows_inserted == 2
+    assert read_rows(path) == [Row(k=1, v="a"), Row(k=2, v="b"), Row(k=3, v="b")]
+
+
 def test_a_shallow_clone_of_a_table_with_vectors_whose_path_has_a_space(
     spark, create_table, create_source, read_rows, tmp_path
 ):
