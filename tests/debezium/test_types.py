@@ -29,7 +29,7 @@ def check_misfits(spark, *cases, **options):
     values, change = decode_values(spark, *cases, **options)
     assert values == [None] * len(cases)
     reasons = change["error"].split("; ")
-    assert [reason.split(" is no ")[0] for reason in reasons] == [f"x{number}" for number in range(len(cases))]
+    assert [reason.split(" is not a valid ")[0] for reason in reasons] == [f"x{number}" for number in range(len(cases))]
 
 
 @pytest.mark.core

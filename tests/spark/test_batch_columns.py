@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ALIKE = (
     "the source has the columns v and V, which Delta does not tell apart: rename all but one of them in the source, "
-    "or leave them out (for stream_merge.debezium by columns=, which takes names exactly)"
+    "or leave them out (with stream_merge.debezium by columns=, which takes names exactly)"
 )
 
 
