@@ -52,6 +52,13 @@ def run_stream(folder):
     run_query(in_folder(python_blocks()[0], folder), {})
 
 
+FIRST_CHANGES = (
+    (1, "Ada", "c", "2026-01-01T08:00:00Z"),
+    (1, "Ada L.", "u", "2026-01-01T09:00:00Z"),
+    (2, "Grace", "c", "2026-01-01T08:00:00Z"),
+)
+
+
 def write_changes(folder, name, *changes):
     columns = ("id", "name", "op", "updated_at")
     (folder / "changes").mkdir(exist_ok=True)
@@ -70,13 +77,7 @@ def rows_of(spark):
 
 
 def test_the_stream_of_the_readme(tmp_path, rows_of):
-    write_changes(
-        tmp_path,
-        "1",
-        (1, "Ada", "c", "2026-01-01T08:00:00Z"),
-        (1, "Ada L.", "u", "2026-01-01T09:00:00Z"),
-        (2, "Grace", "c", "2026-01-01T08:00:00Z"),
-    )
+    write_changes(tmp_path, "1", *FIRST_CHANGES)
     run_stream(tmp_path)
     assert rows_of(tmp_path / "customers", "id", "name") == [(1, "Ada L."), (2, "Grace")]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import python_blocks, write_changes
+from tests.test_readme import FIRST_CHANGES, python_blocks, write_changes
 
 PROJECT = Path(__file__).parents[1]
 LACKS_BUILDER = ("No matching distribution", "Could not find a version", "Failed to establish a new connection")
@@ -143,9 +143,7 @@ def test_the_readmes_stream_runs_from_the_wheel(spark, environment, tmp_path):
     write_changes(
         tmp_path,
         "1",
-        (1, "Ada", "c", "2026-01-01T08:00:00Z"),
-        (1, "Ada L.", "u", "2026-01-01T09:00:00Z"),
-        (2, "Grace", "c", "2026-01-01T08:00:00Z"),
+        *FIRST_CHANGES,
         (2, "Grace", "d", "2026-01-01T10:00:00Z"),
         (3, "Barbara", "c", "2026-01-01T10:00:00Z"),
     )

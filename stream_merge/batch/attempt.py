@@ -34,7 +34,7 @@ class Attempt:
     """A micro-batch on its way into one version of the table.
 
     Attributes:
-        opened: The version.
+        had_registers: Whether the version had the column for the sequences of single columns before this batch.
         clauses: The clauses that are carried out.
         plan: The strategy.
         accepted: The rows of the batch that can be merged, as they arrived.
@@ -43,7 +43,7 @@ class Attempt:
         source: The same, measured, without those that a remembered delete outdates.
     """
 
-    opened: Opened
+    had_registers: bool
     clauses: tuple[Clause, ...]
     plan: MergePlan
     accepted: Accepted
@@ -54,7 +54,7 @@ class Attempt:
     @property
     def transaction(self) -> Transaction:
         """Delta's transaction on the version that is read."""
-        return self.opened.transaction
+        return self.reduction.transaction
 
     @property
     def resolved(self) -> ResolvedMerge:

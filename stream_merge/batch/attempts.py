@@ -83,7 +83,13 @@ def first_attempt(
         rows = kept_rows.enter_context(reduced(reduction))
         source = kept_rows.enter_context(measured(rows, reduction))
     return Attempt(
-        opened=opened, clauses=clauses, plan=plan, accepted=found, reduction=reduction, rows=rows, source=source
+        had_registers=had_registers,
+        clauses=clauses,
+        plan=plan,
+        accepted=found,
+        reduction=reduction,
+        rows=rows,
+        source=source,
     )
 
 
@@ -130,7 +136,15 @@ def next_attempt(
         rows = kept_rows.enter_context(reduced(reduction))
     if not kept.measured:
         source = kept_rows.enter_context(measured(rows, reduction))
-    attempt = replace(earlier, opened=opened, clauses=clauses, plan=plan, reduction=reduction, rows=rows, source=source)
+    attempt = replace(
+        earlier,
+        had_registers=opened.had_registers,
+        clauses=clauses,
+        plan=plan,
+        reduction=reduction,
+        rows=rows,
+        source=source,
+    )
     return attempt, kept
 
 
@@ -144,7 +158,7 @@ def _open_again(batch: MicroBatch, table: Table, earlier: Attempt) -> Opened | N
     if batch.is_applied(transaction):
         return None
     if (before.schema, before.protocol) == (transaction.schema, transaction.protocol):
-        return Opened(transaction=transaction, had_registers=earlier.opened.had_registers)
+        return Opened(transaction=transaction, had_registers=earlier.had_registers)
     # A RESTORE takes away what the sink has added since, its columns and maybe the table feature.
     had_registers = has_column_sequences(transaction)
     anew = prepare_target(batch.config, batch.frame, table, transaction)

@@ -80,8 +80,8 @@ def retried_commit(
     counts: dict[str, int] = {}
     retries = Retries(
         name=batch.name,
-        max_retries=0 if is_static else batch.config.max_commit_retries,
-        where="; the batch reads its own target" if is_static else "",
+        max_retries=batch.config.max_commit_retries,
+        is_static=is_static,
         timer=batch.timer,
     )
 

@@ -110,7 +110,7 @@ def changes_of(
                 bound.config,
                 bound.partial,
                 accepted.num_rows,
-                left=store.left,
+                moved=store.moved,
                 may_remember=store.may_remember_move,
             )
             changes = replace(changes, moves=stack.enter_context(moves))
@@ -212,9 +212,9 @@ def _key_changes(reduction: Reduction, stack: ExitStack) -> DataFrame:
         changes.bound.config,
         changes.bound.partial,
         read_target=reduction.rows_of,
-        left=store.left,
-        lacking=store.lacking,
-        dead=store.dead,
+        moved=store.moved,
+        incomplete=store.incomplete,
+        deletes=store.deletes,
         keep=store.keep_moved,
     )
     return _folded(reduction, stack.enter_context(moved))

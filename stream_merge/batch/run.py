@@ -44,9 +44,9 @@ def run(batch: MicroBatch) -> MergeResult:
             return skip(batch, target) if target.is_applied else write(batch, target, clauses)
     except (UnresolvedColumnError, SchemaMismatchError):
         # Delta resolves names in the newest version, and a RESTORE since the version was opened takes columns away.
-        if target.table.begin().schema == target.transaction.schema:
+        if {*target.transaction.struct_type.names} <= {*target.table.begin().struct_type.names}:
             raise
-        logger.info("%s: the columns of the table have changed meanwhile; the batch begins again", batch.name)
+        logger.info("%s: the table has lost columns meanwhile; the batch begins again", batch.name)
     return run(batch)
 
 

@@ -90,7 +90,7 @@ def paired(
                 "PostgreSQL), or set quarantine"
             )
         pairing = _Pairing(events, store, batch.columns)
-        known = store.dead()
+        known = store.deletes()
         if not facts[1] and known is None:
             yield pairing.untouched(None)
             return

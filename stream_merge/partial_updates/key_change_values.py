@@ -43,9 +43,9 @@ def followed_moves(
     partial: PartialUpdates,
     *,
     read_target: Callable[[DataFrame, Sequence[tuple[Any, Any, int]] | None], DataFrame],
-    left: Callable[[], DataFrame | None],
-    lacking: Callable[[], DataFrame | None],
-    dead: Callable[[], DataFrame | None],
+    moved: Callable[[], DataFrame | None],
+    incomplete: Callable[[], DataFrame | None],
+    deletes: Callable[[], DataFrame | None],
     keep: Keep,
 ) -> Iterator[DataFrame]:
     """Give the batch with the changes that hand values on to new keys.
@@ -56,13 +56,13 @@ def followed_moves(
         partial: What changes may set.
         read_target: Gives the target's rows whose keys are among the structs `key` of a frame. Bounds, if given, limit
             the keys.
-        left: Gives the tombstones of earlier batches that hold values; None if there are none.
-        lacking: Gives those of them that lack some of the row's values.
-        dead: Gives all tombstones of earlier batches; None if there are none.
+        moved: Gives the tombstones of earlier batches that hold values; None if there are none.
+        incomplete: Gives those of them that lack some of the row's values.
+        deletes: Gives all tombstones of earlier batches; None if there are none.
         keep: Writes the batch's own tombstones.
     """
     carried = CarriedValues(moves, config, partial)
-    remembered = left() if moves.num_lacking else None
+    remembered = moved() if moves.num_lacking else None
     handed = [] if remembered is None else [carried.awaited(remembered)]
     with ExitStack() as stack:
         there: list[DataFrame] = []
@@ -71,10 +71,10 @@ def followed_moves(
             target = read_target(moves.ends, moves.bounds)
             target = stack.enter_context(persisted(target, at_once=moves.is_small))
             there.append(target)
-            known = carried.known(target, dead())
+            known = carried.known(target, deletes())
             own = _kept(_left_behind(carried, moves, known, handed, stack), moves, keep)
             handed += own
-        for passed in _passed_on(carried, moves, handed, lacking(), own, keep):
+        for passed in _passed_on(carried, moves, handed, incomplete(), own, keep):
             handed.append(passed)
             there.append(read_target(passed.select(F.col("moved.to").alias("key")), None))
         yield moves.changes.unionByName(carried.given(handed, there)) if handed else moves.changes

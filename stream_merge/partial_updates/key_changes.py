@@ -93,7 +93,7 @@ def find_moves(
     partial: PartialUpdates,
     num_rows: int | None,
     *,
-    left: Callable[[], DataFrame | None],
+    moved: Callable[[], DataFrame | None],
     may_remember: Callable[[Column], Column],
 ) -> Iterator[Moves | None]:
     """Give the key changes whose values have to be handed on; None if all rows take their values along, as most do.
@@ -103,7 +103,7 @@ def find_moves(
         config: The sink, its sequence in columns.
         partial: What changes may set.
         num_rows: How many rows the batch has, if they are kept and were counted.
-        left: Gives the tombstones of earlier batches that hold values; None if there are none.
+        moved: Gives the tombstones of earlier batches that hold values; None if there are none.
         may_remember: Returns whether there may be such a tombstone with a given sequence.
     """
     is_small = num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS
@@ -113,7 +113,7 @@ def find_moves(
     with ExitStack() as stack:
         needy = stack.enter_context(persisted(_needy(changes, config, partial), at_once=is_small))
         found = _counted(needy, num_keys, may_remember, is_small=is_small)
-        remembered = left() if found["remembered"] else None
+        remembered = moved() if found["remembered"] else None
         if remembered is not None:
             new = _without_remembered(needy, remembered, num_keys)
             needy = stack.enter_context(persisted(new, at_once=is_small))

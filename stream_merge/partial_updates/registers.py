@@ -251,8 +251,8 @@ def find_partial_updates(
     if generated:
         raise UnsupportedTableError(
             f"generated column {', '.join(generated)}: it would have to be computed anew from values that a change "
-            "did not set. "
-            "Make it a plain column that the source gives, or take the options away that leave columns as they are"
+            "did not set. Make it a plain column that the source gives, or take the options away that leave columns as "
+            "they are"
         )
     unsent = {*columns} - {*config.ignores_nulls_of(columns)} if config.unchanged_columns is not None else {*()}
     return PartialUpdates(

@@ -19,8 +19,11 @@ from typing import Any
 from pyroaring import BitMap, BitMap64
 
 MAGIC = struct.pack("<I", 1681511377)
-NATIVE_MAGIC = struct.pack(">I", 1681511376)
-"""Marks Delta's older serialisation, which is read but not written."""
+NATIVE_MAGICS = {struct.pack(f"{order}I", 1681511376): order for order in "<>"}
+"""Marks Delta's older serialisation, which is read but not written, with the byte order of its numbers.
+
+Delta's code writes it in little-endian order; the example of the protocol is in big-endian order.
+"""
 
 FILE_FORMAT_VERSION = b"\x01"
 MAX_CACHED_BYTES = 64 * 1024 * 1024
@@ -63,19 +66,19 @@ def deserialize(data: bytes) -> BitMap64:
     Raises:
         ValueError: The bytes are not a bitmap in this format.
     """
-    if data[:4] == NATIVE_MAGIC:
-        return _deserialize_native(data)
+    if data[:4] in NATIVE_MAGICS:
+        return _deserialize_native(data, NATIVE_MAGICS[data[:4]])
     if data[:4] != MAGIC:
         raise ValueError(f"unknown deletion vector format {data[:4].hex()}")
     return BitMap64.deserialize(data[4:])
 
 
-def _deserialize_native(data: bytes) -> BitMap64:
+def _deserialize_native(data: bytes, order: str) -> BitMap64:
     """Read one 32-bit bitmap, preceded by its size, for each value of the upper 32 bits, counting from 0."""
-    (count,) = struct.unpack_from(">I", data, 4)
+    (count,) = struct.unpack_from(f"{order}I", data, 4)
     rows, offset = BitMap64(), 8
     for upper in range(count):
-        (size,) = struct.unpack_from(">I", data, offset)
+        (size,) = struct.unpack_from(f"{order}I", data, offset)
         offset += 4
         rows |= BitMap64((upper << 32) + lower for lower in BitMap.deserialize(data[offset : offset + size]))
         offset += size

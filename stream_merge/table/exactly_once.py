@@ -208,7 +208,8 @@ class Retries:
     Attributes:
         name: The name of what is committed, in messages.
         max_retries: How many attempts may follow the first one.
-        where: What messages say behind the name of a conflict, such as the table, if it is not the target.
+        is_static: Whether what is committed was computed from the target, so that no attempt may follow a conflict.
+        where: The table in messages, if it is not the target.
         num_attempts: How many attempts there were.
         conflicts: Delta's names of the conflicts that they met.
         timer: Takes the time that is waited for, as part of the phase `commit`.
@@ -216,6 +217,7 @@ class Retries:
 
     name: str
     max_retries: int
+    is_static: bool = False
     where: str = ""
     num_attempts: int = 0
     conflicts: list[str] = field(default_factory=list)
@@ -229,12 +231,15 @@ class Retries:
             conflict: Delta's name of the conflict, if it was one.
 
         Raises:
-            CommitConflictError: There were too many.
+            CommitConflictError: There were too many conflicts, or one where no other attempt may follow.
             StreamMergeError: The commit failed for another reason, in the terms of this library.
         """
         if conflict is None:
             raise translate(error) from error
         self.conflicts.append(conflict)
+        if self.is_static:
+            reason = f"{conflict}; the batch reads its own target"
+            raise CommitConflictError(self.name, self.num_attempts, reason) from error
         if self.num_attempts > self.max_retries:
             raise CommitConflictError(self.name, self.num_attempts, conflict + self.where) from error
         logger.info("%s: %s%s, attempt %d", self.name, conflict, self.where, self.num_attempts)

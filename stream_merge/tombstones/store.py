@@ -133,7 +133,7 @@ class TombstoneStore:
 
         return self._read(read)
 
-    def dead(self) -> DataFrame | None:
+    def deletes(self) -> DataFrame | None:
         """Return all tombstones, of which a key may have several; None if there are none."""
         return self._read(lambda files: self.tombstones.read(files) if files else None)
 
@@ -176,7 +176,7 @@ class TombstoneStore:
             self._written = earlier._written
         return is_same
 
-    def left(self) -> DataFrame | None:
+    def moved(self) -> DataFrame | None:
         """Return tombstones of earlier batches with the values of rows that got another key; None if there are none."""
         return self._read(self.tombstones.read_moved)
 
@@ -185,7 +185,7 @@ class TombstoneStore:
         moved = [file for file in self.state.files if file.num_moved]
         return reduce(Column.__or__, (self.tombstones.may_hold(file, at) for file in moved), F.lit(False))
 
-    def lacking(self) -> DataFrame | None:
+    def incomplete(self) -> DataFrame | None:
         """Return the tombstones that hold only some of a row's values; None if there are none."""
         return self._read(lambda files: self.tombstones.read_moved(files, only_lacking=True))
 
