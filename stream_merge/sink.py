@@ -112,9 +112,9 @@ def merge_sink(
         output_mode: append, update or complete; the running query's by default.
         strategy: insert_only, merge_on_read, copy_on_write or overwrite; by default the clauses and the table decide.
         locator: How to find matching rows. scan reads the key columns of the files that can hold a match. index keeps
-            the keys of these files in the driver's memory and reads new files only; it takes 24 bytes a row, up to 5
-            million rows, and equality of plain columns. By default the sink uses the index where it applies and a scan
-            would read much. Where the index does not apply, the sink scans even with locator="index".
+            the keys of these files on the driver's disk and reads new files only; it takes 24 bytes a row there and in
+            the table's folder, and equality of plain columns. By default the sink uses the index where it applies and
+            a scan would read much. Where the index does not apply, the sink scans even with locator="index".
         null_keys: What to do with source rows that have NULL in a key: error, match (NULL equals NULL), or quarantine,
             which needs the option `quarantine`.
         tombstone_retention: How long deletes are remembered, by the clock of the machine that runs the query; 7 days by

@@ -16,6 +16,7 @@ LAYERS = (
     ("config",),
     ("bridge",),
     ("table",),
+    ("key_index",),
     ("merge",),
     ("order",),
     ("partial_updates",),

@@ -130,7 +130,7 @@ def next_attempt(
     plan, rows, source = earlier.plan, earlier.rows, earlier.source
     if not is_same_table:
         plan = checked_plan(batch.config, clauses, transaction)
-        source = replace(source, is_independent=False)
+        source = replace(source, is_independent=False, probes=None)
     reduction = Reduction(batch=batch, changes=changes, resolved=resolved, transaction=transaction, store=store)
     if not kept.evaluated:
         rows = kept_rows.enter_context(reduced(reduction))

@@ -18,7 +18,7 @@ from stream_merge.bridge.transaction import Transaction
 from stream_merge.bridge.ui import OperationMetrics
 from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig
-from stream_merge.merge.locate.key_index import KeyIndex
+from stream_merge.key_index.index import KeyIndex
 from stream_merge.merge.lossless_casts import with_exact_values
 from stream_merge.merge.statement import merge_sql
 from stream_merge.metrics import COUNTERS, delta_name

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.batch.reduce import Reduction
 from stream_merge.bridge.merge_condition import KeyPair
-from stream_merge.bridge.sessions import persisted, summaries
+from stream_merge.bridge.sessions import persisted, planned_at_once, summaries
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.column_names import (
     DELETED,
@@ -25,6 +25,7 @@ from stream_merge.column_names import (
 )
 from stream_merge.config import SinkConfig
 from stream_merge.errors import NullKeyError
+from stream_merge.merge.locate.probes import collected_probes, collected_table, has_probes
 from stream_merge.merge.merge_on_read import independent_rows
 from stream_merge.merge.source import Source, bound_of, deletes, null_key_condition
 from stream_merge.partial_updates.fold import since_deletes
@@ -60,7 +61,12 @@ def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
         "independence", lambda: independent_rows(resolved.clauses, keeps_order=config.keeps_order)
     )
     columns = reduction.transaction.partition_columns
-    measure = _Measure(config, resolved, columns, independence, store, reduction.batch.name)
+    order_by = config.sequence_columns if config.keeps_order else ()
+    # The key index will probably be asked again, and not about what it cannot answer.
+    asks_index = reduction.batch.caches.index.is_in_use and has_probes(resolved)
+    measure = _Measure(
+        config, resolved, columns, independence, store, reduction.batch.name, order_by if asks_index else None
+    )
     columns = [quote(name) for name in rows.columns]
     rows, num_truncated = _untruncated(rows, store, partial)
     with ExitStack() as stack:
@@ -78,7 +84,8 @@ def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
             facts = measure.take(rows)
         else:
             # Mostly no delete is found, and what is measured at the same time holds.
-            (num_deleted, num_outdated), facts = summaries(found[1], measure.frame(rows))
+            (num_deleted, num_outdated), row = summaries(found[1], measure.frame(rows))
+            facts = row.asDict()
         if store is not None:
             reached = []
             if store.files and facts["rows"]:
@@ -117,7 +124,11 @@ def _untruncated(
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """The aggregates over a batch that a merge needs, computed in one pass; see `measured`."""
+    """The aggregates over a batch that a merge needs, computed in one pass; see `measured`.
+
+    Attributes:
+        probes_by: The columns that hold the sequence, if probes of the key index are wanted; None if they are not.
+    """
 
     config: SinkConfig
     resolved: ResolvedMerge
@@ -125,13 +136,14 @@ class _Measure:
     independence: tuple[Column, Column] | None
     store: TombstoneStore | None
     batch_name: str
+    probes_by: Sequence[str] | None
 
     @property
     def _pairs(self) -> list[KeyPair]:
         return [pair for pair in self.resolved.key_pairs if is_prunable(pair.type_name)]
 
-    def frame(self, rows: DataFrame) -> DataFrame:
-        """Return the aggregates over rows, as a frame of one row."""
+    def frame(self, rows: DataFrame, *others: Column) -> DataFrame:
+        """Return the aggregates over rows, as a frame of one row; others come last."""
         resolved, store, columns = self.resolved, self.store, rows.columns
         aggregates = [*resolved.once(f"facts of {columns}", lambda: self._lasting(columns))]
         if store is not None:
@@ -140,7 +152,7 @@ class _Measure:
             if store.files:
                 lowest = resolved.once(f"lowest of {columns}", lambda: store.tombstones.lowest(columns))
                 aggregates.append(store.tombstones.are_reached(store.files, lowest).alias("reached"))
-        return resolved.source(rows).agg(*aggregates)
+        return resolved.source(rows).agg(*aggregates, *others)
 
     def _lasting(self, columns: Sequence[str]) -> list[Column]:
         """Return the aggregates over rows with these columns that are the same for every batch."""
@@ -159,17 +171,24 @@ class _Measure:
                 aggregates.append(store.tombstones.highest_delete(is_delete, columns).alias("highest_delete"))
         return aggregates
 
-    def take(self, rows: DataFrame) -> Row:
-        """Compute the aggregates over rows."""
-        return summaries(self.frame(rows))[0]
+    def take(self, rows: DataFrame) -> dict[str, Any]:
+        """Compute the aggregates over rows, and collect the probes."""
+        resolved, order_by = self.resolved, self.probes_by
+        if order_by is None:
+            return summaries(self.frame(rows))[0].asDict()
+        source = resolved.source(rows)
+        probes = resolved.once(f"probes of {rows.columns}", lambda: collected_probes(resolved, order_by, source))
+        table = planned_at_once(self.frame(rows, *probes)).toArrow()
+        facts = {name: table[name][0] for name in table.column_names}
+        return {name: value if name == "probes" else value.as_py() for name, value in facts.items()}
 
-    def source(self, rows: DataFrame, facts: Row, num_outdated: int) -> Source:
+    def source(self, rows: DataFrame, facts: Mapping[str, Any], num_outdated: int) -> Source:
         """Return the source that these rows and their aggregates make.
 
         Raises:
             NullKeyError: Keys are null and `null_keys` is error.
         """
-        known = facts.asDict()
+        known = dict(facts)
         if known["null_keys"]:
             raise NullKeyError(self.batch_name, self.config.keys, known["null_keys"])
         bounds = {}
@@ -193,6 +212,7 @@ class _Measure:
             highest_delete=known.get("highest_delete"),
             num_unresolved=known.get("unresolved", 0),
             counts=counts,
+            probes=collected_table(known["probes"], known["num_probes"]) if "probes" in known else None,
         )
 
 

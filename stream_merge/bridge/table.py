@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -221,6 +222,27 @@ class Table:
             stream.write(content)
         finally:
             stream.close()
+
+    def upload(self, local: str, path: str) -> None:
+        """Copy a file of the driver's disk to a new file in the table's folder."""
+        path_class = java_class(self.jvm, "org.apache.hadoop.fs.Path")
+        file = path_class(self.log.dataPath(), path)
+        system = file.getFileSystem(self.log.newDeltaHadoopConf())
+        system.copyFromLocalFile(False, True, path_class(Path(local).as_uri()), file)
+
+    def download(self, path: str, local: str) -> None:
+        """Copy a file in the table's folder to a new file on the driver's disk."""
+        path_class = java_class(self.jvm, "org.apache.hadoop.fs.Path")
+        file = path_class(self.log.dataPath(), path)
+        system = file.getFileSystem(self.log.newDeltaHadoopConf())
+        # Without a file of checksums beside it.
+        system.copyToLocalFile(False, file, path_class(Path(local).as_uri()), True)
+
+
+def local_folder(spark: SparkSession) -> str:
+    """Return Spark's folder for temporary files on the driver's disk, which goes with the application."""
+    utils = java_class(spark._jvm, "org.apache.spark.util.Utils")
+    return str(utils.getLocalDir(spark._jsc.sc().conf()))
 
 
 def _is_instance(handle: Any, name: str) -> bool:

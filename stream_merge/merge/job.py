@@ -15,7 +15,7 @@ from stream_merge.bridge.statement import ResolvedClause, ResolvedMerge
 from stream_merge.bridge.transaction import CommitActions, Transaction, file_actions
 from stream_merge.clauses import When
 from stream_merge.column_names import ACTION, COMPLETED, IS_UNRESOLVED, NEWEST_DELETE, SOURCE_ID
-from stream_merge.merge.locate.key_index import KeyIndex
+from stream_merge.key_index.index import KeyIndex
 from stream_merge.merge.source import Source
 from stream_merge.metrics import PhaseTimer
 from stream_merge.table.deletion_vectors import StoredVector, VectorCache

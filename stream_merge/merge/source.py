@@ -41,6 +41,7 @@ class Source:
         highest_delete: The highest sequence of these deletes, as JSON.
         num_unresolved: How many rows lack a value that their change did not send.
         counts: Metrics of the order of changes, by field name of `MergeResult`.
+        probes: What the key index is asked (`merge/locate/probes.py`), as an Arrow table; None if it was not collected.
     """
 
     rows: DataFrame
@@ -52,6 +53,7 @@ class Source:
     highest_delete: str | None = None
     num_unresolved: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+    probes: Any = None
 
     def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
         """Return the ranges that the batch can match in a table with this schema, so that files can be skipped."""

@@ -7,8 +7,9 @@ from decimal import Decimal
 import pytest
 
 from stream_merge import AmbiguousMatchError, merge_sink
+from stream_merge.key_index import index as key_index
 from stream_merge.merge import merge_on_read
-from stream_merge.merge.locate import index_lookup, index_sequence, key_index
+from stream_merge.merge.locate import index_lookup, index_sequence
 from tests.spark.delta_log import actions_of, latest_version, row_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
 from tests.spark.tables import files_below

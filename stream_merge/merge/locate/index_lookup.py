@@ -1,4 +1,4 @@
-"""Looks up the batch's keys in the index, and reads only files that the index has not seen.
+"""Looks up the batch's keys in the key index, and reads only files that the index has not seen.
 
 If the order of changes counts, a target row may be newer than its change. The index has the newest sequence of each
 file: matches in files whose newest sequence is not newer than the change are settled; other files with matches are
@@ -8,21 +8,22 @@ read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import planned_at_once
+from stream_merge.bridge.table import local_folder
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.clauses import When
-from stream_merge.column_names import ROW, SOURCE_ID
-from stream_merge.merge.job import MergeJob, first_applying
+from stream_merge.column_names import ROW
+from stream_merge.key_index.index import MAX_ROWS_OF_ALL
+from stream_merge.key_index.stored import StoredRuns, fingerprint_of
+from stream_merge.merge.job import MergeJob
 from stream_merge.merge.locate.index_sequence import is_comparable, place_of, sequence_of
-from stream_merge.merge.locate.key_index import MAX_ROWS
 from stream_merge.merge.locate.pairs import (
     MAX_SOURCE_ROWS,
     Located,
@@ -33,9 +34,7 @@ from stream_merge.merge.locate.pairs import (
     matches_of,
     pairs_in,
 )
-from stream_merge.merge.locate.scan import HASHED_TYPES
-from stream_merge.merge.source import deletes
-from stream_merge.sql import quote
+from stream_merge.merge.locate.probes import halves, has_key, has_probes, identity, probes_of
 from stream_merge.steps import reached
 from stream_merge.table.files import DataFile, physical_name
 
@@ -45,7 +44,11 @@ MIN_CANDIDATE_ROWS = 100_000
 MIN_ORDERED_CANDIDATE_ROWS = 750_000
 """The same if the order of changes counts, for which the index needs one more job."""
 
-IDENTITY_BYTES = 16
+MAX_ADDED_ROWS = 20_000_000
+"""So many rows one batch reads for the index. It scans the rest of a larger table, which the next batches read."""
+
+MAX_READ_ROWS = 2_000_000
+"""So many rows one job reads for the index: up to 80 MB go through the driver."""
 
 MAX_UNFAMILIAR_ROWS = 100_000
 """If files that the last batch did not look into have more rows than this, they are scanned and not indexed, since the
@@ -57,14 +60,11 @@ def is_indexable(job: MergeJob) -> bool:
 
     Equal values of these columns' types are identical.
     """
-    pairs = job.resolved.key_pairs
     return (
-        bool(pairs)
-        and len(pairs) == job.resolved.num_conjuncts
-        and all(pair.type_name in HASHED_TYPES and not pair.is_null_safe for pair in pairs)
+        has_probes(job.resolved)
         and (_can_tell_order(job) or all(clause.is_condition_source_only for _, clause in job.clauses(When.MATCHED)))
         and job.is_broadcast
-        and _num_rows(job.candidates) <= MAX_ROWS
+        and _num_rows(job.candidates) <= MAX_ROWS_OF_ALL
     )
 
 
@@ -80,25 +80,41 @@ def is_worthwhile(job: MergeJob) -> bool:
     random keys ask for all files.
     """
     _reset(job)
+    is_large = _num_rows(job.candidates) >= (MIN_ORDERED_CANDIDATE_ROWS if job.order_by else MIN_CANDIDATE_ROWS)
+    if is_large and is_indexable(job):
+        _open(job)
     candidates = {file.path: file for file in job.candidates}
     unfamiliar = job.index.note_asked(candidates.keys())
-    return (
-        _num_rows(job.candidates) >= (MIN_ORDERED_CANDIDATE_ROWS if job.order_by else MIN_CANDIDATE_ROWS)
-        and _num_rows([candidates[path] for path in unfamiliar]) <= MAX_UNFAMILIAR_ROWS
-    )
+    return is_large and _num_rows([candidates[path] for path in unfamiliar]) <= MAX_UNFAMILIAR_ROWS
 
 
 def _num_rows(files: Sequence[DataFile]) -> int:
     # A file without statistics may have too many rows.
-    return sum(MAX_ROWS + 1 if file.num_physical_rows is None else file.num_physical_rows for file in files)
+    return sum(MAX_ROWS_OF_ALL + 1 if file.num_physical_rows is None else file.num_physical_rows for file in files)
 
 
 def _reset(job: MergeJob) -> None:
-    schema = job.transaction.schema
-    columns = [*(pair.target for pair in job.resolved.key_pairs), *job.order_by]
+    schema, types = job.transaction.schema, {field.name.lower(): field.dataType for field in job.resolved.types}
     # By physical names: a column may get the name of an earlier one.
-    names = tuple(physical_name(schema, column) for column in columns)
-    job.index.reset((job.transaction.table_id, job.resolved.key_pairs, job.order_by, names))
+    keys = [[physical_name(schema, pair.target), pair.type_name] for pair in job.resolved.key_pairs]
+    order = [[physical_name(schema, name), types[name.lower()].simpleString()] for name in job.order_by]
+    spark = job.source.rows.sparkSession
+    fingerprint = fingerprint_of(job.transaction.table_id, keys, order)
+    job.index.reset(fingerprint, spark.sparkContext.applicationId)
+
+
+def _open(job: MergeJob) -> None:
+    """Take over what earlier processes have stored of the index."""
+    index, table = job.index, job.transaction.table
+    if index.is_open:
+        return
+    folder = Path(local_folder(job.source.rows.sparkSession))
+    store = StoredRuns(table, index.fingerprint)
+    index.open(folder, store, store.load(folder, _active_paths(job)))
+
+
+def _active_paths(job: MergeJob) -> set[str]:
+    return {file.path for file in job.files.all()}
 
 
 def find_matches_by_index(job: MergeJob) -> Located | None:
@@ -110,28 +126,36 @@ def find_matches_by_index(job: MergeJob) -> Located | None:
     """
     index = job.index
     _reset(job)
+    _open(job)
     # The index may know other files: they hold no row that can match, or have left the table.
     files = {file.path: file for file in job.candidates}
     unknown = [file for path, file in files.items() if not index.has(path)]
-    index.make_room(_num_rows(unknown), files.keys())
-    if unknown and not index.has_room(_num_rows(unknown)):
+    num_unknown = min(_num_rows(unknown), MAX_ADDED_ROWS)
+    index.make_room(num_unknown, files.keys())
+    if unknown and not index.has_room(num_unknown):
         index.clear()
         return None
     reached("locating")
     if not _add_files(job, unknown):
         return None
-    batch = _hashes_of_batch(job)
-    probes, numbers, rows = index.look_up(*_halves(batch["identity"]))
+    batch = job.source.probes
+    if batch is None:
+        batch = probes_of(job.resolved, job.order_by, job.bound_source).toArrow()
+    probes, numbers, rows = index.look_up(*halves(batch["identity"]))
     sources, actions = (batch[name].to_numpy()[probes] for name in ("source", "action"))
     pairs = Pairs(numbers.astype(np.int64), rows.astype(np.int64), sources, actions)
     by_number = {number: files[path] for number, path in index.paths().items() if path in files}
     unsettled = _unsettled(job, batch, probes, pairs, by_number)
-    if unsettled:
-        read = pairs_in(job, [by_number.pop(number) for number in unsettled])
+    to_read = [by_number.pop(number) for number in unsettled]
+    to_read += [file for path, file in files.items() if not index.has(path)]
+    if to_read:
+        read = pairs_in(job, to_read)
         if read is None:
             return None
         pairs, by_number = joined_pairs((pairs, by_number), read)
-    return matches_of(job, pairs, by_number, "index")
+    located = matches_of(job, pairs, by_number, "index")
+    index.is_in_use = located is not None
+    return located
 
 
 def _unsettled(
@@ -151,79 +175,33 @@ def _unsettled(
     return found
 
 
-def _identity(frame: DataFrame, names: Sequence[str], type_names: Sequence[str]) -> Column:
-    """Return the identity of a key: the number itself for a single numeric key, else 128 bits of a SHA-256.
-
-    Anybody may choose the keys, and collisions of a non-cryptographic hash are easy to find.
-    """
-    values = [
-        _number(frame[quote(name)], type_name) if type_name != "string" else frame[quote(name)]
-        for name, type_name in zip(names, type_names, strict=True)
-    ]
-    if len(values) == 1 and type_names[0] != "string":
-        return values[0].alias("identity")
-    # Lengths and separators keep the texts of different keys different.
-    parts = [
-        F.concat(F.length(value).cast("string"), F.lit(":"), value)
-        if type_name == "string"
-        else F.concat(value.cast("string"), F.lit(";"))
-        for value, type_name in zip(values, type_names, strict=True)
-    ]
-    text = values[0] if len(values) == 1 else F.concat(*parts)
-    return F.unhex(F.left(F.sha2(text, 256), F.lit(2 * IDENTITY_BYTES))).alias("identity")
-
-
-def _number(value: Column, type_name: str) -> Column:
-    match type_name:
-        case "date":
-            return F.unix_date(value).cast("bigint")
-        case "timestamp":
-            return F.unix_micros(value)
-        case _:
-            return value.cast("bigint")
-
-
-def _halves(identities: Any) -> tuple[Any, Any]:
-    """Return an Arrow column of identities as two arrays of unsigned numbers."""
-    if pa.types.is_int64(identities.type):
-        numbers = identities.to_numpy().view(np.uint64)
-        return numbers, np.zeros(len(numbers), np.uint64)
-    pieces = [_bytes_of(chunk) for chunk in identities.chunks]
-    pairs = np.frombuffer(b"".join(pieces), dtype=np.uint64).reshape(-1, 2)
-    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
-
-
-def _bytes_of(chunk: Any) -> bytes:
-    """Return the concatenated values of an Arrow array of binary values."""
-    if not len(chunk):
-        return b""
-    values = chunk.cast(pa.large_binary())
-    _, offsets, content = values.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int64)[values.offset : values.offset + len(values) + 1]
-    return bytes(memoryview(content)[ends[0] : ends[-1]])
-
-
-def _has_key(frame: DataFrame, names: Sequence[str]) -> Column:
-    has_key = F.lit(True)
-    for name in names:
-        has_key = has_key & frame[quote(name)].isNotNull()
-    return has_key
-
-
 def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
-    if not unknown:
-        return True
+    """Read the keys of files into the index, as many as one batch may wait for; return whether that has worked."""
+    waiting, num_added = list(unknown), 0
+    while waiting and num_added < MAX_ADDED_ROWS:
+        part = [waiting.pop()]
+        while waiting and _num_rows([*part, waiting[-1]]) <= MAX_READ_ROWS:
+            part.append(waiting.pop())
+        num_added += _num_rows(part)
+        if not _add_some(job, part):
+            return False
+    return True
+
+
+def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     files = by_checksum(job, unknown)
     if files is None:
         return False
     names = [pair.target for pair in job.resolved.key_pairs]
     types = [pair.type_name for pair in job.resolved.key_pairs]
     target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
-    target = target.where(_has_key(target, names))
-    entries = target.select(checksum_column(), F.col(ROW).alias("row"), _identity(target, names, types))
+    target = target.where(has_key(target, names))
+    entries = target.select(checksum_column(), F.col(ROW).alias("row"), identity(target, names, types))
     newest: dict[int, Any] = {}
     if job.order_by:
-        sequences = target.groupBy(checksum_column()).agg(F.max(sequence_of(job, target)).alias("sequence"))
+        sequences = target.groupBy(checksum_column()).agg(
+            F.max(sequence_of(job.resolved, job.order_by, target)).alias("sequence")
+        )
         with BackgroundTask(
             target.sparkSession, f"{job.batch}: locate", lambda: planned_at_once(sequences).toArrow()
         ) as looking:
@@ -234,29 +212,7 @@ def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     checksums = table["file"].to_numpy()
     if not set(np.unique(checksums).tolist()) <= files.keys():
         return False
-    high, low = _halves(table["identity"])
+    high, low = halves(table["identity"])
     paths = {number: file.path for number, file in files.items()}
-    job.index.add(paths, checksums, table["row"].to_numpy(), high, low, newest)
+    job.index.add(paths, checksums, table["row"].to_numpy(), high, low, newest, lambda: _active_paths(job))
     return True
-
-
-def _hashes_of_batch(job: MergeJob) -> Any:
-    names = [pair.source for pair in job.resolved.key_pairs]
-    source = job.bound_source
-    types = [pair.type_name for pair in job.resolved.key_pairs]
-    action = F.coalesce(_action(job), F.lit(-1)).cast("int")
-    sequence = [sequence_of(job, source).alias("sequence")] if job.order_by else []
-    rows = source.where(_has_key(source, names)).select(
-        _identity(source, names, types), F.col(SOURCE_ID).alias("source"), action.alias("action"), *sequence
-    )
-    return rows.toArrow()
-
-
-def _action(job: MergeJob) -> Column:
-    """Return the number of the clause that applies to a match; with a sequence, if the change is not older."""
-    matched = job.clauses(When.MATCHED)
-    if not job.order_by:
-        return first_applying(matched)
-    update = next(number for number, clause in matched if clause.clause.is_update)
-    delete = next((number for number, clause in matched if clause.clause.is_delete), None)
-    return F.when(deletes(job.resolved), F.lit(delete)).otherwise(F.lit(update))

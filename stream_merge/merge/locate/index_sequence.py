@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.merge.job import MergeJob
 from stream_merge.merge.key_and_sequence import sequence_struct
 from stream_merge.sql import quote
@@ -25,10 +27,10 @@ def is_comparable(job: MergeJob) -> bool:
     return is_same and all(is_comparable_type(kept[name]) for name in names)
 
 
-def sequence_of(job: MergeJob, frame: DataFrame) -> Column:
+def sequence_of(resolved: ResolvedMerge, order_by: Sequence[str], frame: DataFrame) -> Column:
     """Return the sequence of a row of batch or target, in the form that `place_of` takes on the driver."""
-    types = {field.name.lower(): field.dataType for field in job.resolved.types}
-    return sequence_struct(sent(frame[quote(name)], types[name.lower()]) for name in job.order_by)
+    types = {field.name.lower(): field.dataType for field in resolved.types}
+    return sequence_struct(sent(frame[quote(name)], types[name.lower()]) for name in order_by)
 
 
 def place_of(sequence: Any) -> tuple[Any, ...]:

@@ -1,0 +1,187 @@
+"""The key index of a large table: in parts, in files, and taken over by the next process."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from stream_merge import merge_sink
+from stream_merge.key_index import index as key_index
+from stream_merge.key_index import stored
+from stream_merge.merge.locate import index_lookup, probes
+from tests.spark.delta_log import latest_version
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Let a table of a few hundred rows be large."""
+    monkeypatch.setattr(key_index, "RUN_ROWS", 40)
+    monkeypatch.setattr(index_lookup, "MIN_CANDIDATE_ROWS", 20)
+    monkeypatch.setattr(index_lookup, "MIN_ORDERED_CANDIDATE_ROWS", 20)
+
+
+@pytest.fixture
+def files_read(monkeypatch):
+    """Note how many files are read for the index at a time."""
+    read = []
+    add_some = index_lookup._add_some
+    monkeypatch.setattr(index_lookup, "_add_some", lambda job, files: read.append(len(files)) or add_some(job, files))
+    return read
+
+
+def stored_runs(path):
+    return sorted(Path(path, stored.FOLDER).glob("*/*.arrow"))
+
+
+def settled(sink):
+    """Wait until the index of a sink has written what it has to write."""
+    sink._state().index.wait()
+    return sink
+
+
+SCHEMA = "k {}, s bigint, v bigint"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("key_type", "order"), [("string", None), ("bigint", "s")])
+def test_each_process_makes_what_a_dictionary_makes(
+    spark, create_table, append_rows, read_rows, tmp_path, files_read, monkeypatch, key_type, order
+):
+    monkeypatch.setattr(index_lookup, "MAX_UNFAMILIAR_ROWS", 60)
+    schema, as_key = SCHEMA.format(key_type), str if key_type == "string" else int
+    path = create_table(schema, deletion_vectors=True, path=str(tmp_path / "a table [x]%20é"))
+    expected = {as_key(key): (0, key) for key in range(200)}
+    for start in range(0, 200, 50):
+        append_rows(path, schema, [(as_key(key), 0, key) for key in range(start, start + 50)])
+    rng, locators, num_read, states = random.Random(9), [], [], {}
+    for number in range(8):
+        if number % 2 == 0:
+            sink = merge_sink(path, keys="k", sequence_by=order, delete_when="op = 'd'")
+        if number == 2:
+            append_rows(path, schema, [(as_key(900 + key), 0, key) for key in range(15)])
+            expected |= {as_key(900 + key): (0, key) for key in range(15)}
+        if number == 4:
+            spark.sql(f"OPTIMIZE delta.`{path}`")
+        if number == 6 and order is None:
+            spark.sql(f"RESTORE delta.`{path}` TO VERSION AS OF {states[3][0]}")
+            expected = dict(states[3][1])
+        files_read.clear()
+        batch = [(as_key(k), number + 1, 1000 * number + k, rng.choice("uud")) for k in rng.sample(range(260), 25)]
+        locators.append(sink.merge(spark.createDataFrame(batch, f"{schema}, op string").coalesce(1)).locator)
+        settled(sink)
+        num_read.append(sum(files_read))
+        for key, sequence, value, op in batch:
+            expected.pop(key, None)
+            if op == "u":
+                expected[key] = (sequence, value)
+        states[number] = latest_version(path), dict(expected)
+        assert {row["k"]: (row["s"], row["v"]) for row in read_rows(path)} == expected
+    # The first batch of all scans, the second reads all files for the index. The next process begins with the index,
+    # and reads at most the files that were too few for a run, and those of others.
+    assert locators[:4] == ["scan", "index", "index", "index"]
+    assert num_read[1] == 5
+    assert max(num_read[2:4]) <= 2
+    # After OPTIMIZE no file is known. After RESTORE those of before are, but no process had them any more.
+    assert locators[4:] == ["scan", "index", "index" if order else "scan", "index"]
+    assert stored_runs(path)
+    assert len({run.parent for run in stored_runs(path)}) == 1
+
+
+def test_without_its_stored_runs_the_index_is_made_anew(
+    create_table, create_source, append_rows, read_rows, files_read, caplog
+):
+    schema = SCHEMA.format("string")
+    path = create_table(schema, deletion_vectors=True)
+    for start in (0, 50, 100):
+        append_rows(path, schema, [(str(key), 0, key) for key in range(start, start + 50)])
+    expected = {str(key): key for key in range(150)}
+    harms = [
+        lambda run: run.write_bytes(run.read_bytes()[:-100]),
+        lambda run: run.write_bytes(bytes(reversed(run.read_bytes()))),
+        lambda run: run.rename(run.with_name("00000000-00000000.arrow")),
+        lambda run: run.unlink(),
+        lambda run: run.unlink(),
+    ]
+    for number, harm in enumerate(harms, 1):
+        sink = merge_sink(path, keys="k", locator="index")
+        for value in (1, 2):
+            rows = [(str(key), number, 100 * number + value) for key in (5, 70, 120, 1000 + number)]
+            assert sink.merge(create_source(schema, rows)).locator == "index"
+            expected |= {key: value for key, _, value in rows}
+        settled(sink)
+        assert max(files_read) >= 3
+        files_read.clear()
+        assert {row["k"]: row["v"] for row in read_rows(path)} == expected
+        runs = stored_runs(path)
+        assert runs
+        for run in runs:
+            harm(run)
+            # Hadoop's local file system would find the damage by itself.
+            run.with_name(f".{run.name}.crc").unlink(missing_ok=True)
+    assert caplog.text.count("a stored part of the key index is not used") >= 3
+
+
+def test_runs_of_files_that_have_left_the_table_are_removed(spark, create_table, create_source, append_rows):
+    schema = SCHEMA.format("bigint")
+    path = create_table(schema, deletion_vectors=True)
+    append_rows(path, schema, [(key, 0, key) for key in range(100)])
+    settled_sink = merge_sink(path, keys="k", locator="index")
+    settled_sink.merge(create_source(schema, [(1, 1, 1)]))
+    settled(settled_sink)
+    (before,) = stored_runs(path)
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    sink = merge_sink(path, keys="k", locator="index")
+    assert sink.merge(create_source(schema, [(1, 2, 2)])).num_target_rows_updated == 1
+    settled(sink)
+    (after,) = stored_runs(path)
+    assert before != after
+
+
+def test_of_a_table_too_large_for_one_batch_the_rest_is_scanned(
+    spark, create_table, append_rows, read_rows, files_read, monkeypatch
+):
+    monkeypatch.setattr(index_lookup, "MAX_ADDED_ROWS", 100)
+    monkeypatch.setattr(index_lookup, "MAX_READ_ROWS", 50)
+    schema = SCHEMA.format("string")
+    path = create_table(schema, deletion_vectors=True)
+    for start in range(0, 240, 30):
+        append_rows(path, schema, [(str(key), 5, key) for key in range(start, start + 30)])
+    expected = {str(key): (5, key) for key in range(240)}
+    sink = merge_sink(path, keys="k", sequence_by="s", locator="index")
+    at_a_time = []
+    for number in range(4, 9):
+        batch = [(str(key), number, number) for key in range(number, 260, 20)]
+        files_read.clear()
+        result = sink.merge(spark.createDataFrame(batch, schema).coalesce(1))
+        at_a_time.append(list(files_read))
+        late = {key for key, sequence, _ in batch if key in expected and expected[key][0] > sequence}
+        assert result.num_stale_rows == len(late)
+        expected |= {key: (sequence, value) for key, sequence, value in batch if key not in late}
+        assert {row["k"]: (row["s"], row["v"]) for row in read_rows(path)} == expected
+    # Two of the first files would be more rows than one job may read, and five more than one batch may.
+    assert at_a_time[0] == [1] * 4
+
+
+@pytest.mark.parametrize("limit", [100_000, 10])
+def test_the_job_that_measures_a_batch_brings_what_the_index_is_asked(
+    spark, create_table, read_rows, monkeypatch, limit
+):
+    """Unless a partition of it has too many rows."""
+    monkeypatch.setattr(probes, "MAX_PROBES_OF_A_TASK", limit)
+    asked = []
+    probes_of = index_lookup.probes_of
+    monkeypatch.setattr(index_lookup, "probes_of", lambda *arguments: asked.append(1) or probes_of(*arguments))
+    schema = "k bigint, j string, v bigint"
+    path = create_table(schema, [(key, str(key), 0) for key in range(50)], deletion_vectors=True)
+    sink = (
+        merge_sink(path, on="target.k = source.k AND target.j = source.j", locator="index")
+        .when_matched_update_all(condition="source.j IS NOT NULL")
+        .when_not_matched_insert_all(condition="source.j IS NOT NULL")
+    )
+    for number in (1, 2, 3):
+        rows = [(key, str(key) if key % 7 else None, number) for key in range(10, 60)]
+        result = sink.merge(spark.createDataFrame(rows, schema).repartition(3, "k"))
+        assert (result.locator, result.num_target_rows_inserted) == ("index", 0 if number > 1 else 9)
+    assert len(asked) == (1 if limit == 100_000 else 3)
+    values = {row["k"]: row["v"] for row in read_rows(path)}
+    assert values == {key: 3 if key >= 10 and key % 7 else 0 for key in range(60) if key < 50 or key % 7}
