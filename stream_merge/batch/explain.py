@@ -16,7 +16,8 @@ from stream_merge.bridge.table import open_table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
-from stream_merge.merge.merge_on_read import independent_rows, needs_old_rows
+from stream_merge.merge.independence import independence_of
+from stream_merge.merge.merge_on_read import needs_old_rows
 from stream_merge.merge.statement import checked_clauses
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.plan import Strategy
@@ -59,7 +60,7 @@ def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
             lines.append(f"            by {resolved.target_predicates.mkString(', ')}")
         is_early = (
             plan.strategy is Strategy.MERGE_ON_READ
-            and independent_rows(resolved.clauses, keeps_order=config.keeps_order) is not None
+            and independence_of(resolved, keeps_order=config.keeps_order) is not None
             and not needs_old_rows(
                 transaction,
                 has_change_feed=has_change_feed(transaction.properties),

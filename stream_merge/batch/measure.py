@@ -25,8 +25,8 @@ from stream_merge.column_names import (
 )
 from stream_merge.config import SinkConfig
 from stream_merge.errors import NullKeyError
+from stream_merge.merge.independence import independence_of
 from stream_merge.merge.locate.probes import collected_probes, collected_table, has_probes
-from stream_merge.merge.merge_on_read import independent_rows
 from stream_merge.merge.source import Source, bound_of, deletes, null_key_condition
 from stream_merge.partial_updates.fold import since_deletes
 from stream_merge.partial_updates.registers import PartialUpdates
@@ -57,16 +57,11 @@ def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
     """
     config, resolved, store = reduction.changes.bound.config, reduction.resolved, reduction.store
     partial = reduction.changes.partial
-    independence = resolved.once(
-        "independence", lambda: independent_rows(resolved.clauses, keeps_order=config.keeps_order)
-    )
     columns = reduction.transaction.partition_columns
     order_by = config.sequence_columns if config.keeps_order else ()
     # The key index will probably be asked again, and not about what it cannot answer.
     asks_index = reduction.batch.caches.index.is_in_use and has_probes(resolved)
-    measure = _Measure(
-        config, resolved, columns, independence, store, reduction.batch.name, order_by if asks_index else None
-    )
+    measure = _Measure(config, resolved, columns, store, reduction.batch.name, order_by if asks_index else None)
     columns = [quote(name) for name in rows.columns]
     rows, num_truncated = _untruncated(rows, store, partial)
     with ExitStack() as stack:
@@ -133,10 +128,14 @@ class _Measure:
     config: SinkConfig
     resolved: ResolvedMerge
     partition_columns: Sequence[str]
-    independence: tuple[Column, Column] | None
     store: TombstoneStore | None
     batch_name: str
     probes_by: Sequence[str] | None
+
+    @property
+    def independence(self) -> tuple[Column, Column] | None:
+        """Whether a row's output depends on a match, and whether it has any; None if all rows may depend."""
+        return independence_of(self.resolved, keeps_order=self.config.keeps_order)
 
     @property
     def _pairs(self) -> list[KeyPair]:

@@ -200,6 +200,26 @@ class ResolvedMerge:
         """The key pairs, each with its two columns as Delta resolved them, the target's first."""
         return equated_columns(self._command)
 
+    def inserts_as_given(self, others: Sequence[str]) -> bool:
+        """Whether each INSERT takes keys from the source's columns that they are compared with, unchanged.
+
+        Args:
+            others: Columns of which the same is asked: that they are taken from the source's columns of the same name.
+        """
+        return self.once(f"inserts as given {others}", lambda: self._inserts_as_given(others))
+
+    def _inserts_as_given(self, others: Sequence[str]) -> bool:
+        places = {name.lower(): place for place, name in enumerate(self.columns)}
+        sources = {str(attribute.name()).lower(): attribute for attribute in items(self._command.source().output())}
+        expected = [(pair.target, source) for (_, source), pair in self._equated]
+        expected += [(name, sources[name.lower()]) for name in others if name.lower() in sources]
+        return len(expected) == len(self._equated) + len(others) and all(
+            clause.value_expressions[places[name.lower()]].semanticEquals(source)
+            for clause in self.clauses
+            if clause.clause.is_insert
+            for name, source in expected
+        )
+
     @cached_property
     def num_conjuncts(self) -> int:
         """Number of conjuncts of the merge condition."""

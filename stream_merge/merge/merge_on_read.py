@@ -11,9 +11,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
-from stream_merge.bridge.statement import ResolvedClause
 from stream_merge.bridge.threads import BackgroundTask
-from stream_merge.bridge.transaction import Transaction
+from stream_merge.bridge.transaction import Transaction, file_actions
 from stream_merge.clauses import When
 from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
 from stream_merge.merge import change_feed
@@ -25,7 +24,6 @@ from stream_merge.merge.job import (
     completed_row,
     count_removed,
     count_written,
-    first_applying,
     inserted_rows,
     is_one_of,
     output_columns,
@@ -34,6 +32,7 @@ from stream_merge.merge.job import (
     without_matches,
     write,
 )
+from stream_merge.merge.locate.index_additions import note_written
 from stream_merge.merge.locate.index_lookup import find_matches_by_index, is_indexable, is_worthwhile
 from stream_merge.merge.locate.pairs import MAX_SOURCE_ROWS, Located, find_pairs
 from stream_merge.merge.locate.scan import (
@@ -95,6 +94,8 @@ def _stage_independent(job: MergeJob) -> Staged:
     with job.timer.phase("stage"):
         staged = _delete_changed(job, located.found)
         written, num_rows = count_written(job, reusable)
+        if located.locator == "index":
+            note_written(job, [DataFile(a["add"]) for a in file_actions(job.transaction.jvm, reusable) if "add" in a])
         updated = staged.counts["num_target_rows_updated"]
         total = job.source.num_independent_rows if num_rows is None else num_rows
         staged.counts |= written
@@ -284,37 +285,3 @@ def _rows_without_statistics(job: MergeJob, found: Sequence[FileMatches]) -> dic
     rows = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
     counts = rows.groupBy(FILE).agg(F.count(F.lit(1)).alias("rows")).collect()
     return {job.files.find(row[FILE], job.transaction.table.root).path: int(row["rows"]) for row in counts}
-
-
-def independent_rows(resolved_clauses: Sequence[ResolvedClause], *, keeps_order: bool) -> tuple[Column, Column] | None:
-    """Return whether a source row's output depends on a match, and whether it has any; None if all rows may depend.
-
-    Nothing depends on a match if the conditions use only the source, updates and inserts write the same values, and a
-    row that is updated if it matches is inserted if it does not.
-
-    Args:
-        resolved_clauses: The clauses.
-        keeps_order: Whether they are the default clauses of a sink with a sequence. Their conditions also ask whether
-            the target row is newer, which is rare.
-    """
-    updates = [c for c in resolved_clauses if c.clause.is_update]
-    inserts = [c for c in resolved_clauses if c.clause.is_insert]
-    if not updates or not inserts:
-        return None
-    if any(c.clause.when is When.NOT_MATCHED_BY_SOURCE for c in resolved_clauses):
-        return None
-    if not all(c.are_values_source_only for c in updates):
-        return None
-    if not all(update.has_same_values(insert) for update in updates for insert in inserts):
-        return None
-    if keeps_order:
-        (insert,) = inserts
-        return F.lit(False), F.lit(True) if insert.condition is None else F.coalesce(insert.condition, F.lit(False))
-    if not all(c.is_condition_source_only for c in resolved_clauses):
-        return None
-    numbered = list(enumerate(resolved_clauses))
-    matched = first_applying([(n, c) for n, c in numbered if c.clause.when is When.MATCHED])
-    unmatched = first_applying([(n, c) for n, c in numbered if c.clause.is_insert])
-    update_numbers = [n for n, c in numbered if c.clause.is_update]
-    would_update = F.coalesce(matched.isin(*update_numbers), F.lit(False))
-    return would_update != unmatched.isNotNull(), unmatched.isNotNull()

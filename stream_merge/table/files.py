@@ -321,6 +321,17 @@ def _log_paths(uri: str, root: str) -> Iterable[str]:
         yield uri.replace(":/", ":///", 1)
 
 
+def num_rows(files: Sequence[DataFile], *, unknown: int) -> int:
+    """Return the number of rows of some files, deleted ones included.
+
+    Args:
+        files: The files.
+        unknown: How many rows a file counts for whose statistics lack the number.
+    """
+    counts = [file.num_physical_rows for file in files]
+    return sum(unknown if count is None else count for count in counts)
+
+
 def now_ms() -> int:
     """Return the current time for deletion timestamps, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000

@@ -5,6 +5,7 @@ import random
 from decimal import Decimal
 
 import pytest
+from pyspark.sql import functions as F
 
 from stream_merge import AmbiguousMatchError, merge_sink
 from stream_merge.key_index import index as key_index
@@ -318,6 +319,16 @@ def test_the_driver_orders_sequences_as_spark_does(spark, kind):
     values = sent.select("n", "sent").toArrow().to_pylist()
     assert [row["n"] for row in sorted(values, key=lambda row: index_sequence.place_of(row["sent"]))] == in_order
     assert index_sequence.is_comparable_type(data_type)
+    # The same for many at a time: those of whole numbers are compared as numbers.
+    column = rows.select(F.struct(index_sequence.sent(rows["s"], data_type).alias("s0")).alias("s")).toArrow()["s"]
+    sequences = column.to_pylist()
+    for newest in [None, *sequences]:
+        place = index_sequence.place_of(newest)
+        expected = [index_sequence.place_of(sequence) < place for sequence in sequences]
+        assert index_sequence.are_older(column, newest).tolist() == expected
+    assert index_sequence.newest_of(column) == sequences[0]
+    assert index_sequence.newest_of(column.slice(0, 0)) is None
+    assert index_sequence.newest_of(column.slice(len(sequences) - 1)) == sequences[-1]
 
 
 def test_where_the_order_counts_an_index_is_worth_more_rows(spark, create_table, create_source, monkeypatch):

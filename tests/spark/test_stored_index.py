@@ -4,11 +4,13 @@ import random
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 
 from stream_merge import merge_sink
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.key_index import index as key_index
 from stream_merge.key_index import stored
-from stream_merge.merge.locate import index_lookup, probes
+from stream_merge.merge.locate import index_additions, index_lookup, probes
 from tests.spark.delta_log import latest_version
 
 
@@ -24,8 +26,10 @@ def small(monkeypatch):
 def files_read(monkeypatch):
     """Note how many files are read for the index at a time."""
     read = []
-    add_some = index_lookup._add_some
-    monkeypatch.setattr(index_lookup, "_add_some", lambda job, files: read.append(len(files)) or add_some(job, files))
+    add_some = index_additions._add_some
+    monkeypatch.setattr(
+        index_additions, "_add_some", lambda job, files: read.append(len(files)) or add_some(job, files)
+    )
     return read
 
 
@@ -140,8 +144,8 @@ def test_runs_of_files_that_have_left_the_table_are_removed(spark, create_table,
 def test_of_a_table_too_large_for_one_batch_the_rest_is_scanned(
     spark, create_table, append_rows, read_rows, files_read, monkeypatch
 ):
-    monkeypatch.setattr(index_lookup, "MAX_ADDED_ROWS", 100)
-    monkeypatch.setattr(index_lookup, "MAX_READ_ROWS", 50)
+    monkeypatch.setattr(index_additions, "MAX_ADDED_ROWS", 100)
+    monkeypatch.setattr(index_additions, "MAX_READ_ROWS", 50)
     schema = SCHEMA.format("string")
     path = create_table(schema, deletion_vectors=True)
     for start in range(0, 240, 30):
@@ -185,3 +189,90 @@ def test_the_job_that_measures_a_batch_brings_what_the_index_is_asked(
     assert len(asked) == (1 if limit == 100_000 else 3)
     values = {row["k"]: row["v"] for row in read_rows(path)}
     assert values == {key: 3 if key >= 10 and key % 7 else 0 for key in range(60) if key < 50 or key % 7}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("order", [None, "s"])
+def test_what_a_process_writes_is_read_once_and_then_known(
+    spark, create_table, append_rows, read_rows, files_read, order
+):
+    schema = SCHEMA.format("string")
+    path = create_table(schema, deletion_vectors=True)
+    append_rows(path, schema, [(str(key), 0, key) for key in range(50)])
+    expected = {str(key): (0, key) for key in range(50)}
+    sink = merge_sink(path, keys="k", sequence_by=order, delete_when="op = 'd'", locator="index")
+    rng, read = random.Random(1), []
+    for number in range(1, 7):
+        # Most keys are of the batch before, in another order. The first and the last are in every batch, so that no
+        # file can be skipped.
+        keys = rng.sample([0, *range(10 * number, 10 * number + 30), 99], 25)
+        keys = rng.sample([*{0, 99, *keys}], len({0, 99, *keys}))
+        batch = [(str(key), number, 100 * number + key, rng.choice("uud")) for key in keys]
+        if number == 6:
+            append_rows(path, schema, [("555", 0, 0)])
+            expected["555"] = (0, 0)
+        files_read.clear()
+        frame = spark.createDataFrame(batch, f"{schema}, op string")
+        assert sink.merge(frame.coalesce(1)).locator == "index"
+        read.append(sum(files_read))
+        for key, sequence, value, op in batch:
+            expected.pop(key, None)
+            if op == "u":
+                expected[key] = (sequence, value)
+        assert {row["k"]: (row["s"], row["v"]) for row in read_rows(path)} == expected
+    # The file that was there; the one of the first batch, which brings no probes; that of the second, to compare it
+    # with what it should hold; and that of another writer.
+    assert read == [1, 1, 1, 0, 0, 1]
+    assert sink._state().index.keeps_order is True
+
+
+def test_the_order_of_partitions_in_a_file_is_not_known(spark, create_table, read_rows, files_read):
+    schema = SCHEMA.format("bigint")
+    path = create_table(schema, [(key, 0, key) for key in range(50)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", locator="index")
+    for number in range(1, 6):
+        rows = [(key, number, number) for key in range(number, 40)]
+        sink.merge(spark.createDataFrame(rows, schema).repartition(1 if number < 4 else 3))
+    # Those of the last batches but the last of all, too.
+    assert files_read == [1, 1, 1, 1]
+    assert sink._state().index.keeps_order is True
+    assert {row["k"]: row["v"] for row in read_rows(path)} == {k: min(k, 5) if k < 40 else k for k in range(50)}
+
+
+@pytest.mark.parametrize("setting", ["table", "session"])
+def test_where_delta_shuffles_what_it_writes_every_file_is_read(
+    spark, create_table, append_rows, read_rows, files_read, setting
+):
+    schema = SCHEMA.format("bigint")
+    properties = {"delta.autoOptimize.optimizeWrite": "true"} if setting == "table" else None
+    path = create_table(schema, [(key, 0, key) for key in range(50)], deletion_vectors=True, properties=properties)
+    sink = merge_sink(path, keys="k", locator="index")
+    if setting == "session":
+        spark.conf.set("spark.databricks.delta.optimizeWrite.enabled", "true")
+    try:
+        for number in range(1, 6):
+            rows = [(key, number, number) for key in range(number, 40)]
+            sink.merge(spark.createDataFrame(rows, schema).coalesce(1))
+    finally:
+        spark.conf.unset("spark.databricks.delta.optimizeWrite.enabled")
+    assert sum(files_read) == 5
+    assert sink._state().index.keeps_order is None
+    assert {row["k"]: row["v"] for row in read_rows(path)} == {
+        key: min(key, 5) if key < 40 else key for key in range(50)
+    }
+
+
+def test_after_a_file_in_another_order_every_file_is_read(spark, create_table, read_rows, files_read, monkeypatch):
+    """As if something between the merge and the file had shuffled the rows."""
+    write = Transaction.write
+    monkeypatch.setattr(Transaction, "write", lambda self, frame: write(self, frame.orderBy(F.desc("v")).coalesce(1)))
+    schema = SCHEMA.format("bigint")
+    path = create_table(schema, [(key, 0, key) for key in range(50)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", locator="index")
+    for number in range(1, 6):
+        rows = [(key, number, 100 * number + key) for key in range(number, 40)]
+        sink.merge(spark.createDataFrame(rows, schema).coalesce(1))
+    assert sum(files_read) == 5
+    assert sink._state().index.keeps_order is False
+    found = {row["k"]: row["v"] for row in read_rows(path)}
+    assert found == {key: 100 * min(key, 5) + key if 0 < key < 40 else key for key in range(50)}

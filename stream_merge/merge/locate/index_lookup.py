@@ -7,34 +7,30 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import planned_at_once
 from stream_merge.bridge.table import local_folder
-from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.clauses import When
-from stream_merge.column_names import ROW
 from stream_merge.key_index.index import MAX_ROWS_OF_ALL
 from stream_merge.key_index.stored import StoredRuns, fingerprint_of
 from stream_merge.merge.job import MergeJob
-from stream_merge.merge.locate.index_sequence import is_comparable, place_of, sequence_of
+from stream_merge.merge.locate.index_additions import MAX_ADDED_ROWS, active_paths, add_files, num_indexed_rows
+from stream_merge.merge.locate.index_sequence import are_older, is_comparable
 from stream_merge.merge.locate.pairs import (
     MAX_SOURCE_ROWS,
     Located,
     Pairs,
-    by_checksum,
-    checksum_column,
     joined_pairs,
     matches_of,
     pairs_in,
 )
-from stream_merge.merge.locate.probes import halves, has_key, has_probes, identity, probes_of
+from stream_merge.merge.locate.probes import halves, has_probes, probes_of
 from stream_merge.steps import reached
 from stream_merge.table.files import DataFile, physical_name
 
@@ -43,12 +39,6 @@ MIN_CANDIDATE_ROWS = 100_000
 
 MIN_ORDERED_CANDIDATE_ROWS = 750_000
 """The same if the order of changes counts, for which the index needs one more job."""
-
-MAX_ADDED_ROWS = 20_000_000
-"""So many rows one batch reads for the index. It scans the rest of a larger table, which the next batches read."""
-
-MAX_READ_ROWS = 2_000_000
-"""So many rows one job reads for the index: up to 80 MB go through the driver."""
 
 MAX_UNFAMILIAR_ROWS = 100_000
 """If files that the last batch did not look into have more rows than this, they are scanned and not indexed, since the
@@ -64,7 +54,7 @@ def is_indexable(job: MergeJob) -> bool:
         has_probes(job.resolved)
         and (_can_tell_order(job) or all(clause.is_condition_source_only for _, clause in job.clauses(When.MATCHED)))
         and job.is_broadcast
-        and _num_rows(job.candidates) <= MAX_ROWS_OF_ALL
+        and num_indexed_rows(job.candidates) <= MAX_ROWS_OF_ALL
     )
 
 
@@ -80,17 +70,12 @@ def is_worthwhile(job: MergeJob) -> bool:
     random keys ask for all files.
     """
     _reset(job)
-    is_large = _num_rows(job.candidates) >= (MIN_ORDERED_CANDIDATE_ROWS if job.order_by else MIN_CANDIDATE_ROWS)
+    is_large = num_indexed_rows(job.candidates) >= (MIN_ORDERED_CANDIDATE_ROWS if job.order_by else MIN_CANDIDATE_ROWS)
     if is_large and is_indexable(job):
         _open(job)
     candidates = {file.path: file for file in job.candidates}
     unfamiliar = job.index.note_asked(candidates.keys())
-    return is_large and _num_rows([candidates[path] for path in unfamiliar]) <= MAX_UNFAMILIAR_ROWS
-
-
-def _num_rows(files: Sequence[DataFile]) -> int:
-    # A file without statistics may have too many rows.
-    return sum(MAX_ROWS_OF_ALL + 1 if file.num_physical_rows is None else file.num_physical_rows for file in files)
+    return is_large and num_indexed_rows([candidates[path] for path in unfamiliar]) <= MAX_UNFAMILIAR_ROWS
 
 
 def _reset(job: MergeJob) -> None:
@@ -110,11 +95,7 @@ def _open(job: MergeJob) -> None:
         return
     folder = Path(local_folder(job.source.rows.sparkSession))
     store = StoredRuns(table, index.fingerprint)
-    index.open(folder, store, store.load(folder, _active_paths(job)))
-
-
-def _active_paths(job: MergeJob) -> set[str]:
-    return {file.path for file in job.files.all()}
+    index.open(folder, store, store.load(folder, active_paths(job)))
 
 
 def find_matches_by_index(job: MergeJob) -> Located | None:
@@ -130,13 +111,13 @@ def find_matches_by_index(job: MergeJob) -> Located | None:
     # The index may know other files: they hold no row that can match, or have left the table.
     files = {file.path: file for file in job.candidates}
     unknown = [file for path, file in files.items() if not index.has(path)]
-    num_unknown = min(_num_rows(unknown), MAX_ADDED_ROWS)
+    num_unknown = min(num_indexed_rows(unknown), MAX_ADDED_ROWS)
     index.make_room(num_unknown, files.keys())
     if unknown and not index.has_room(num_unknown):
         index.clear()
         return None
     reached("locating")
-    if not _add_files(job, unknown):
+    if not add_files(job, unknown):
         return None
     batch = job.source.probes
     if batch is None:
@@ -164,55 +145,11 @@ def _unsettled(
     """Return the numbers of the files in which a matching row may be newer than its change."""
     if not job.order_by:
         return []
-    places = [place_of(sequence) for sequence in batch["sequence"].to_pylist()]
     found = []
     for number in np.unique(pairs.files).tolist():
         if number not in files:
             continue
-        newest = place_of(job.index.newest(files[number].path))
-        if any(places[probe] < newest for probe in probes[pairs.files == number].tolist()):
+        asked = batch["sequence"].take(pa.array(probes[pairs.files == number]))
+        if are_older(asked, job.index.newest(files[number].path)).any():
             found.append(number)
     return found
-
-
-def _add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
-    """Read the keys of files into the index, as many as one batch may wait for; return whether that has worked."""
-    waiting, num_added = list(unknown), 0
-    while waiting and num_added < MAX_ADDED_ROWS:
-        part = [waiting.pop()]
-        while waiting and _num_rows([*part, waiting[-1]]) <= MAX_READ_ROWS:
-            part.append(waiting.pop())
-        num_added += _num_rows(part)
-        if not _add_some(job, part):
-            return False
-    return True
-
-
-def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
-    files = by_checksum(job, unknown)
-    if files is None:
-        return False
-    names = [pair.target for pair in job.resolved.key_pairs]
-    types = [pair.type_name for pair in job.resolved.key_pairs]
-    target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
-    target = target.where(has_key(target, names))
-    entries = target.select(checksum_column(), F.col(ROW).alias("row"), identity(target, names, types))
-    newest: dict[int, Any] = {}
-    if job.order_by:
-        sequences = target.groupBy(checksum_column()).agg(
-            F.max(sequence_of(job.resolved, job.order_by, target)).alias("sequence")
-        )
-        with BackgroundTask(
-            target.sparkSession, f"{job.batch}: locate", lambda: planned_at_once(sequences).toArrow()
-        ) as looking:
-            table = entries.toArrow()
-            newest = {row["file"]: row["sequence"] for row in looking.result().to_pylist()}
-    else:
-        table = entries.toArrow()
-    checksums = table["file"].to_numpy()
-    if not set(np.unique(checksums).tolist()) <= files.keys():
-        return False
-    high, low = halves(table["identity"])
-    paths = {number: file.path for number, file in files.items()}
-    job.index.add(paths, checksums, table["row"].to_numpy(), high, low, newest, lambda: _active_paths(job))
-    return True

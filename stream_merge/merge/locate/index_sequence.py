@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -31,6 +35,43 @@ def sequence_of(resolved: ResolvedMerge, order_by: Sequence[str], frame: DataFra
     """Return the sequence of a row of batch or target, in the form that `place_of` takes on the driver."""
     types = {field.name.lower(): field.dataType for field in resolved.types}
     return sequence_struct(sent(frame[quote(name)], types[name.lower()]) for name in order_by)
+
+
+def are_older(sequences: Any, newest: Any) -> NDArray[np.bool_]:
+    """Return for each of some sequences whether it comes before another one.
+
+    Args:
+        sequences: An Arrow column, as `sequence_of` makes it.
+        newest: The other sequence; None comes before all.
+    """
+    if newest is None:
+        return np.zeros(len(sequences), dtype=np.bool_)
+    number = _only_number(sequences)
+    if number is None:
+        place = place_of(newest)
+        return np.array([place_of(sequence) < place for sequence in sequences.to_pylist()], dtype=np.bool_)
+    (limit,) = newest.values()
+    if limit is None:
+        return np.zeros(len(sequences), dtype=np.bool_)
+    return np.array(pc.less(number, pa.scalar(limit, number.type)).fill_null(True), dtype=np.bool_)
+
+
+def newest_of(sequences: Any) -> Any:
+    """Return the newest of some sequences in an Arrow column, as Python has it; None if there are none."""
+    if not len(sequences):
+        return None
+    number = _only_number(sequences)
+    if number is None:
+        return max(sequences.to_pylist(), key=place_of)
+    return {sequences.type.field(0).name: pc.max(number).as_py()}
+
+
+def _only_number(sequences: Any) -> Any:
+    """Return the values of sequences that consist of one whole number, or None: they need not become Python objects."""
+    kind = sequences.type
+    if kind.num_fields != 1 or not pa.types.is_integer(kind.field(0).type) or sequences.null_count:
+        return None
+    return pc.struct_field(sequences, [0])
 
 
 def place_of(sequence: Any) -> tuple[Any, ...]:

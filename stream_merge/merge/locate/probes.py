@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.clauses import When
 from stream_merge.column_names import SOURCE_ID
+from stream_merge.merge.independence import independence_of
 from stream_merge.merge.job import first_applying
 from stream_merge.merge.locate.index_sequence import sequence_of
 from stream_merge.merge.locate.scan import HASHED_TYPES
@@ -28,7 +29,7 @@ IDENTITY_BYTES = 16
 MAX_PROBES_OF_A_TASK = 100_000
 """So many rows of each partition come with the measures of a batch; those of a larger batch take a job of their own."""
 
-_ROW_BITS = 33
+ROW_BITS = 33
 """Spark numbers the rows of a partition by the lower bits of `monotonically_increasing_id`."""
 
 
@@ -43,7 +44,7 @@ def has_probes(resolved: ResolvedMerge) -> bool:
 
 
 def probes_of(resolved: ResolvedMerge, order_by: Sequence[str], source: DataFrame) -> DataFrame:
-    """Return the probes of a batch: `identity`, `source`, `action` and, if order counts, `sequence`.
+    """Return the probes of a batch: `identity`, `source`, `action`, `is_written` and, if order counts, `sequence`.
 
     Args:
         resolved: The statement.
@@ -60,7 +61,7 @@ def collected_probes(resolved: ResolvedMerge, order_by: Sequence[str], source: D
     The list is shorter than that if a partition has too many rows.
     """
     is_probe = has_key(source, [pair.source for pair in resolved.key_pairs])
-    is_near = F.col(SOURCE_ID).bitwiseAND(F.lit(2**_ROW_BITS - 1)) < MAX_PROBES_OF_A_TASK
+    is_near = F.col(SOURCE_ID).bitwiseAND(F.lit(2**ROW_BITS - 1)) < MAX_PROBES_OF_A_TASK
     probe = F.struct(*_columns(resolved, order_by, source))
     return [
         F.collect_list(F.when(is_probe & is_near, probe)).alias("probes"),
@@ -81,6 +82,9 @@ def _columns(resolved: ResolvedMerge, order_by: Sequence[str], source: DataFrame
     types = [pair.type_name for pair in resolved.key_pairs]
     action = F.coalesce(_action(resolved, order_by), F.lit(-1)).cast("int")
     columns = [identity(source, names, types), F.col(SOURCE_ID).alias("source"), action.alias("action")]
+    independence = independence_of(resolved, keeps_order=bool(order_by))
+    if independence is not None:
+        columns.append(independence[1].alias("is_written"))
     return [*columns, sequence_of(resolved, order_by, source).alias("sequence")] if order_by else columns
 
 

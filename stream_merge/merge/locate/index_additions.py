@@ -1,0 +1,141 @@
+"""Adds files to the key index: those of other writers are read, those that the merge has written are known.
+
+A written file has the batch's rows in their order, unless something between the merge and the file changes it. So the
+first file that a process writes is read like any other, and compared with what it is expected to hold. If it holds
+that, the next ones are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.sessions import planned_at_once
+from stream_merge.bridge.threads import BackgroundTask
+from stream_merge.column_names import ROW
+from stream_merge.key_index.index import MAX_ROWS_OF_ALL, KeyIndex
+from stream_merge.merge.job import MergeJob
+from stream_merge.merge.locate.index_sequence import newest_of, sequence_of
+from stream_merge.merge.locate.pairs import by_checksum, checksum_column
+from stream_merge.merge.locate.probes import ROW_BITS, halves, has_key, identity
+from stream_merge.table.files import DataFile, num_rows
+
+MAX_ADDED_ROWS = 20_000_000
+"""So many rows one batch reads for the index. It scans the rest of a larger table, which the next batches read."""
+
+MAX_READ_ROWS = 2_000_000
+"""So many rows one job reads for the index: up to 80 MB go through the driver."""
+
+_SHUFFLING = ("delta.autoOptimize.optimizeWrite", "spark.databricks.delta.optimizeWrite.enabled")
+"""With these Delta shuffles what it writes."""
+
+
+def num_indexed_rows(files: Sequence[DataFile]) -> int:
+    """Return how many rows the index would have of some files. One without statistics may have too many."""
+    return num_rows(files, unknown=MAX_ROWS_OF_ALL + 1)
+
+
+def add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
+    """Read the keys of files into the index, as many as one batch may wait for; return whether that has worked."""
+    waiting, num_added = list(unknown), 0
+    while waiting and num_added < MAX_ADDED_ROWS:
+        part = [waiting.pop()]
+        while waiting and num_indexed_rows([*part, waiting[-1]]) <= MAX_READ_ROWS:
+            part.append(waiting.pop())
+        num_added += num_indexed_rows(part)
+        if not _add_some(job, part):
+            return False
+    return True
+
+
+def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
+    files = by_checksum(job, unknown)
+    if files is None:
+        return False
+    names = [pair.target for pair in job.resolved.key_pairs]
+    types = [pair.type_name for pair in job.resolved.key_pairs]
+    target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
+    target = target.where(has_key(target, names))
+    entries = target.select(checksum_column(), F.col(ROW).alias("row"), identity(target, names, types))
+    newest: dict[int, Any] = {}
+    if job.order_by:
+        sequences = target.groupBy(checksum_column()).agg(
+            F.max(sequence_of(job.resolved, job.order_by, target)).alias("sequence")
+        )
+        with BackgroundTask(
+            target.sparkSession, f"{job.batch}: locate", lambda: planned_at_once(sequences).toArrow()
+        ) as looking:
+            table = entries.toArrow()
+            newest = {row["file"]: row["sequence"] for row in looking.result().to_pylist()}
+    else:
+        table = entries.toArrow()
+    checksums = table["file"].to_numpy()
+    if not set(np.unique(checksums).tolist()) <= files.keys():
+        return False
+    high, low = halves(table["identity"])
+    rows = table["row"].to_numpy()
+    paths = {number: file.path for number, file in files.items()}
+    _compare_expected(job.index, paths, checksums, rows, high, low)
+    job.index.add(paths, checksums, rows, high, low, newest, lambda: active_paths(job))
+    return True
+
+
+def active_paths(job: MergeJob) -> set[str]:
+    """Return the paths of the table's files."""
+    return {file.path for file in job.files.all()}
+
+
+def note_written(job: MergeJob, written: Sequence[DataFile]) -> None:
+    """Add what the merge has written ahead to the index, if its order is known.
+
+    Args:
+        job: The merge. Its new rows do not depend on the target.
+        written: The new files. It does not matter whether they are ever committed.
+    """
+    index, probes = job.index, job.source.probes
+    if probes is None or len(written) != 1 or index.has(written[0].path) or index.keeps_order is False:
+        return
+    if job.transaction.partition_columns or not job.resolved.inserts_as_given(job.order_by) or _is_shuffled(job):
+        return
+    sources = probes["source"].to_numpy()
+    # Without keys there is no probe, and Spark may coalesce partitions in any order.
+    is_one_partition = len(sources) == job.source.num_rows and not np.any(sources >> ROW_BITS)
+    order = np.argsort(sources, kind="stable")
+    kept = order[np.array(probes["is_written"], dtype=np.bool_)[order]]
+    if not is_one_partition or written[0].num_physical_rows != len(kept):
+        return
+    high, low = halves(probes["identity"])
+    high, low = high[kept], None if low is None else low[kept]
+    if index.keeps_order is None:
+        index.expected = {written[0].path: (high, low)}
+        return
+    newest = {0: newest_of(probes["sequence"].take(pa.array(kept)))} if job.order_by else None
+    files, rows = np.zeros(len(kept), dtype=np.int64), np.arange(len(kept))
+    # The file is not active before the commit.
+    index.add({0: written[0].path}, files, rows, high, low, newest, lambda: active_paths(job) | {written[0].path})
+
+
+def _is_shuffled(job: MergeJob) -> bool:
+    spark = job.source.rows.sparkSession
+    values = [job.transaction.properties.get(name) or spark.conf.get(name, None) for name in _SHUFFLING]
+    return any(value is not None and value.lower() != "false" for value in values)
+
+
+def _compare_expected(index: KeyIndex, paths: Mapping[int, str], files: Any, rows: Any, high: Any, low: Any) -> None:
+    """Find out whether written files hold the rows in the order in which they were given."""
+    for number, path in paths.items():
+        expected = index.expected.pop(path, None)
+        if expected is None:
+            continue
+        places = np.flatnonzero(files == number)
+        places = places[np.argsort(rows[places], kind="stable")]
+        found = [None if half is None else half[places] for half in (high, low)]
+        is_same = np.array_equal(rows[places], np.arange(len(expected[0]))) and all(
+            one is other or (one is not None and other is not None and np.array_equal(one, other))
+            for one, other in zip(found, expected, strict=True)
+        )
+        index.keeps_order = is_same and index.keeps_order is not False
