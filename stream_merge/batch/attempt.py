@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 
 from stream_merge.batch.accept import Accepted
 from stream_merge.batch.reduce import Reduction
+from stream_merge.batch.write_ahead import WriteAhead
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Clause
@@ -41,6 +42,7 @@ class Attempt:
         reduction: The same, bound to the version, with the statement and what the version remembers.
         rows: The rows that are merged, evaluated once.
         source: The same, measured, without those that a remembered delete outdates.
+        ahead: The new files, if their writing has begun; the next attempt has none.
     """
 
     had_registers: bool
@@ -50,6 +52,7 @@ class Attempt:
     reduction: Reduction
     rows: DataFrame
     source: Source
+    ahead: WriteAhead | None = None
 
     @property
     def transaction(self) -> Transaction:

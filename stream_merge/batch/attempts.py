@@ -13,6 +13,7 @@ from stream_merge.batch.measure import measured
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.reduce import Changes, Reduction, changes_of, reduced
 from stream_merge.batch.target import Target, prepare_target
+from stream_merge.batch.write_ahead import written_ahead
 from stream_merge.bridge import sessions
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import Table
@@ -81,6 +82,7 @@ def first_attempt(
             store=store,
         )
         rows = kept_rows.enter_context(reduced(reduction))
+        ahead = kept_rows.enter_context(written_ahead(reduction, rows, plan))
         source = kept_rows.enter_context(measured(rows, reduction))
     return Attempt(
         had_registers=had_registers,
@@ -90,6 +92,8 @@ def first_attempt(
         reduction=reduction,
         rows=rows,
         source=source,
+        # What is left of the rows may not be what is being written.
+        ahead=ahead if source.rows is rows else None,
     )
 
 
@@ -144,6 +148,7 @@ def next_attempt(
         reduction=reduction,
         rows=rows,
         source=source,
+        ahead=None,
     )
     return attempt, kept
 

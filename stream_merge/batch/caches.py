@@ -41,6 +41,8 @@ class SinkCaches:
         lock: Whoever uses them holds it: a sink may serve several threads, one batch after the other.
         committed: Application id, Delta's id of the table and number of the last micro-batch that the table has got.
         had_newer_rows: Whether rows of the target were newer than their changes in the last batch.
+        writes_ahead: Whether what the last batch wrote did not depend on the target, so that this one's probably does
+            not either.
         left_out: The sets of columns that the target lacks and that were looked at already.
         reach: Which remembered deletes changes could be older than in the last batch.
         checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
@@ -50,6 +52,7 @@ class SinkCaches:
     lock: Any = field(default_factory=RLock)
     committed: tuple[str, str, int] | None = None
     had_newer_rows: bool = False
+    writes_ahead: bool = False
     left_out: set[frozenset[str]] = field(default_factory=set)
     reach: Reach = field(default_factory=Reach)
     checked_log_stores: set[str] = field(default_factory=set)

@@ -74,6 +74,7 @@ def stage(batch: MicroBatch, attempt: Attempt, self_read: SelfRead, written: Any
     staged.counts |= count_skipping(job.files.all(), job.candidates)
     staged.counts |= attempt.source.counts
     caches.had_newer_rows = bool(staged.counts.get("num_stale_rows"))
+    caches.writes_ahead = staged.reusable is not None
     remembered = None if attempt.store is None else _stage_tombstones(batch, attempt, attempt.store, staged)
     operation = resolved.operation([delta_name(name) for name in COUNTERS], batch.config.user_metadata)
     return StagedAttempt(attempt=attempt, staged=staged, operation=operation, remembered=remembered)
@@ -107,6 +108,7 @@ def _job(batch: MicroBatch, attempt: Attempt, self_read: SelfRead, written: Any)
         batch=batch.name,
         timer=batch.timer,
         written=written,
+        ahead=attempt.ahead,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from stream_merge.bridge.jvm import items, java_class
+from stream_merge.bridge.jvm import items, java_class, optional
 from stream_merge.bridge.sessions import persisted
 from stream_merge.errors import SourceLostError
 
@@ -44,6 +44,13 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
         f"{_MAX_EVALUATIONS} evaluations of the micro-batch left more than one version of some rows. "
         "Nothing was committed. Restart the query; if this happens often, turn speculation off for it."
     )
+
+
+def num_materialized(rows: DataFrame) -> int | None:
+    """Return about how many rows were kept, more than there are if some were computed twice; None if not known."""
+    plan: Any = rows._jdf.queryExecution().analyzed()
+    count = optional(plan.computeStats().rowCount())
+    return None if count is None else int(str(count))
 
 
 def _seal(rows: DataFrame) -> Any:

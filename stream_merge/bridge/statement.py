@@ -96,6 +96,10 @@ class ResolvedMerge:
             self._made[name] = make()
         return cast("T", self._made[name])
 
+    def clauses_when(self, when: When) -> list[tuple[int, ResolvedClause]]:
+        """Return the clauses of one kind with their numbers."""
+        return [(number, c) for number, c in enumerate(self.clauses) if c.clause.when is when]
+
     @property
     def needs_all_files(self) -> bool:
         """Whether rows of the target that match nothing may change, so that every file is read."""

@@ -83,8 +83,12 @@ class BackgroundTask(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
 
-    def __enter__(self) -> BackgroundTask[T]:
+    def start(self) -> None:
+        """Begin without a block. The caller has to see that it ends, by `result`."""
         self._thread.start()
+
+    def __enter__(self) -> BackgroundTask[T]:
+        self.start()
         return self
 
     def __exit__(

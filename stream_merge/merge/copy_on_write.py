@@ -88,7 +88,7 @@ def _rewrite(job: MergeJob, matches: DataFrame, found: Sequence[FileMatches]) ->
         parts.append(_rewritten_rows(job, touched, found))
     if job.clauses(When.NOT_MATCHED) and (touched or has_unmatched_rows(job, matches, found)):
         matched = matches.where(F.col(SOURCE_ID).isNotNull())
-        inserted = inserted_rows(job, without_matches(job, matched) if found else job.bound_source)
+        inserted = inserted_rows(job.resolved, without_matches(job, matched) if found else job.bound_source)
         inserted = with_tracking(job, compact(job, inserted, job.source.num_rows))
         columns = output_columns(job)
         parts.append(change_feed.insert_images(inserted, columns) if _has_changes(job, touched) else inserted)

@@ -25,7 +25,7 @@ def stage(job: MergeJob) -> Staged:
     spark = job.source.rows.sparkSession
     with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write new rows"):
         reached("locating")
-        rows = compact(job, inserted_rows(job, _unmatched(job)), job.source.num_rows)
+        rows = compact(job, inserted_rows(job.resolved, _unmatched(job)), job.source.num_rows)
         reached("writing")
         new_files = job.transaction.write(rows)
         counts, num_rows = count_written(job, new_files)

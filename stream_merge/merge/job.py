@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from pyroaring import BitMap64
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import planned_at_once
@@ -27,6 +27,13 @@ UNCHANGED = -1
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 ROWS_PER_TASK = 100_000
 MAX_BROADCAST_ROWS = 1_000_000
+
+
+class Ahead(Protocol):
+    """New files that are being written."""
+
+    def result(self) -> Any:
+        """Wait for the files, and return their actions: from now on they are the caller's."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +57,7 @@ class MergeJob:
         batch: The batch's name in messages.
         timer: Measures the phases.
         written: File actions from an earlier attempt that do not depend on the target; None if there are none.
+        ahead: The same files, whose writing began before the batch was measured; None if it did not.
     """
 
     resolved: ResolvedMerge
@@ -68,6 +76,7 @@ class MergeJob:
     batch: str
     timer: PhaseTimer
     written: Any = None
+    ahead: Ahead | None = None
 
     @property
     def keeps_order(self) -> bool:
@@ -81,7 +90,7 @@ class MergeJob:
 
     def clauses(self, when: When) -> list[tuple[int, ResolvedClause]]:
         """Return the clauses of one kind with their numbers."""
-        return [(number, c) for number, c in enumerate(self.resolved.clauses) if c.clause.when is when]
+        return self.resolved.clauses_when(when)
 
     def deleted_rows(self, file: DataFile) -> BitMap64:
         """Return the rows of a file that its deletion vector marks."""
@@ -196,10 +205,9 @@ def is_one_of(numbers: Sequence[int]) -> Column:
     return F.coalesce(F.col(ACTION).isin(*numbers), F.lit(False)) if numbers else F.lit(False)
 
 
-def inserted_rows(job: MergeJob, unmatched: DataFrame) -> DataFrame:
+def inserted_rows(resolved: ResolvedMerge, unmatched: DataFrame) -> DataFrame:
     """Return the rows that the NOT MATCHED clauses insert for source rows that match nothing."""
-    resolved = job.resolved
-    clauses = job.clauses(When.NOT_MATCHED)
+    clauses = resolved.clauses_when(When.NOT_MATCHED)
     if len(clauses) == 1:
         # Each step is a JVM call that analyses the whole plan again; most merges have just one clause.
         condition = clauses[0][1].condition
@@ -235,13 +243,17 @@ def completed_row(job: MergeJob) -> list[Column]:
 
 def compact(job: MergeJob, frame: DataFrame, num_rows: int) -> DataFrame:
     """Limit the number of files for a batch of about `num_rows` new rows."""
-    known = [f for f in job.files.all() if f.num_physical_rows]
+    return frame.coalesce(num_new_files(job.files, frame.sparkSession, num_rows))
+
+
+def num_new_files(files: TableFiles, spark: SparkSession, num_rows: int) -> int:
+    """Return the number of files to write about `num_rows` rows to, in a table with these files."""
+    known = [f for f in files.all() if f.num_physical_rows]
     physical = sum(f.num_physical_rows or 0 for f in known)
     row_bytes = sum(f.size for f in known) / physical if physical else 100.0
-    cores = job.source.rows.sparkSession.sparkContext.defaultParallelism
     by_bytes = int(num_rows * row_bytes // TARGET_FILE_BYTES) + 1
-    by_rows = min(cores, num_rows // ROWS_PER_TASK + 1)
-    return frame.coalesce(max(by_bytes, by_rows))
+    by_rows = min(spark.sparkContext.defaultParallelism, num_rows // ROWS_PER_TASK + 1)
+    return max(by_bytes, by_rows)
 
 
 def count_written(job: MergeJob, new_files: Any) -> tuple[dict[str, int], int | None]:

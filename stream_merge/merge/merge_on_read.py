@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
@@ -17,6 +16,7 @@ from stream_merge.clauses import When
 from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
 from stream_merge.merge import change_feed
 from stream_merge.merge.job import (
+    Ahead,
     MergeJob,
     Staged,
     by_action,
@@ -76,18 +76,17 @@ def _stage_independent(job: MergeJob) -> Staged:
     spark = job.source.rows.sparkSession
     reusable = job.written
     with ExitStack() as stack:
-        writing: BackgroundTask[Any] | None = None
-        if reusable is None:
+        new_files: Ahead | None = job.ahead
+        if reusable is None and new_files is None:
             rows = _independent_rows(job)
             reached("writing")
-            writing = stack.enter_context(
-                BackgroundTask(spark, f"{job.batch}: write", lambda: job.transaction.write(rows))
-            )
+            new_files = BackgroundTask(spark, f"{job.batch}: write", lambda: job.transaction.write(rows))
+            stack.enter_context(new_files)
         with job.timer.phase("locate"), job_description(spark, f"{job.batch}: locate"):
             located = _located(job)
-        if writing is not None:
+        if reusable is None and new_files is not None:
             with job.timer.phase("stage"):
-                reusable = writing.result()
+                reusable = new_files.result()
     if not located.is_one_to_one or (job.keeps_order and located.num_idle):
         job.transaction.delete_new_files(reusable)
         return _stage_dependent(job)
@@ -126,7 +125,7 @@ def _located(job: MergeJob) -> Located:
 
 
 def _independent_rows(job: MergeJob) -> DataFrame:
-    rows = inserted_rows(job, job.bound_source)
+    rows = inserted_rows(job.resolved, job.bound_source)
     return compact(job, rows, job.source.num_independent_rows)
 
 
@@ -226,7 +225,7 @@ def _new_rows(
         unmatched = job.bound_source
         if found is None or found:
             unmatched = without_matches(job, touched.where(F.col(SOURCE_ID).isNotNull()))
-        parts.append(with_tracking(job, inserted_rows(job, unmatched)))
+        parts.append(with_tracking(job, inserted_rows(job.resolved, unmatched)))
     if not (job.has_change_feed and with_changes):
         return change_feed.union(parts, touched, columns)
     is_repeated = any(m.num_matches != m.num_matched_rows for m in found or ())

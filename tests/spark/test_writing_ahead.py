@@ -3,6 +3,8 @@ stays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from pyspark.sql import Row
 
 from stream_merge import merge_sink
+from stream_merge.batch import attempts, write_ahead
 from stream_merge.bridge.transaction import Transaction
+from stream_merge.errors import NullKeyError
 from stream_merge.merge import merge_on_read
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import files_below
@@ -73,10 +77,84 @@ def test_a_newer_row_stays_though_its_change_was_written(
     assert [result.num_target_rows_inserted for result in results] == [1, 1, 0, 1, 1]
     assert [result.num_target_rows_deleted for result in results] == [1, 0, 0, 0, 0]
     assert times == [0, 1, 1, 1, 2]
-    # No file is left of what was written in vain.
+    assert_nothing_is_left(path)
+
+
+def assert_nothing_is_left(path):
+    """No file is left of what was written in vain."""
     named = {file["path"] for version in range(latest_version(path) + 1) for file in actions_of(path, version, "add")}
     left = {file for file in files_below(path) if file.endswith(".parquet")}
     assert {file for file in left if "_delta_log" not in file and "_stream_merge" not in file} == named
+
+
+@pytest.fixture
+def begun(monkeypatch) -> list[bool]:
+    """Collect whether the writing of each batch began before it was measured."""
+    begun: list[bool] = []
+    written_ahead = attempts.written_ahead
+
+    @contextmanager
+    def noted(*arguments: Any) -> Iterator[Any]:
+        with written_ahead(*arguments) as ahead:
+            begun.append(ahead is not None)
+            yield ahead
+
+    monkeypatch.setattr(attempts, "written_ahead", noted)
+    return begun
+
+
+@pytest.mark.core
+def test_what_the_measures_show_to_be_wrong_is_thrown_away(create_table, create_source, read_rows, begun, thrown_away):
+    path = create_table(
+        "id INT, v STRING, seq BIGINT",
+        [(1, "a", 5)],
+        deletion_vectors=True,
+        constraints={"short": "v IS NULL OR length(v) < 5"},
+    )
+    sink = merge_sink(path, keys="id", sequence_by="seq", delete_when="op = 'd'")
+
+    def merge(*rows):
+        begun.clear()
+        thrown_away.clear()
+        result = sink.merge(create_source(SCHEMA, rows))
+        return begun[0], len(thrown_away), result
+
+    assert merge((2, "b", 6, "u"))[:2] == (False, 0)
+    assert merge((3, "c", 7, "u"), (2, None, 9, "d"))[:2] == (True, 0)
+    # Older than a delete that the table remembers.
+    is_begun, num_thrown, result = merge((2, "late", 8, "u"), (4, "d", 8, "u"))
+    assert (is_begun, num_thrown, result.num_outdated_rows, result.num_target_rows_inserted) == (True, 1, 1, 1)
+    # Where that is to be feared, the batch is measured first; afterwards not.
+    assert merge((2, "late", 8, "u"), (5, "e", 8, "u"))[:2] == (False, 0)
+    assert merge((5, "e2", 10, "u"))[:2] == (False, 0)
+    assert merge((5, "e3", 11, "u"))[:2] == (True, 0)
+    with pytest.raises(NullKeyError):
+        merge((None, "x", 12, "u"), (6, "f", 12, "u"))
+    assert (begun, len(thrown_away)) == ([True], 1)
+    # A newer row of the table: written ahead, in vain.
+    is_begun, num_thrown, result = merge((1, "old", 4, "u"), (8, "h", 15, "u"))
+    assert (is_begun, num_thrown, result.num_stale_rows) == (True, 1, 1)
+    assert merge((8, "i", 16, "u"))[:2] == (False, 0)
+    assert_nothing_is_left(path)
+    assert merge((8, "j", 17, "u"))[:2] == (False, 0)
+    assert merge((8, "j", 17, "u"))[:2] == (True, 0)
+    # An error of the writing is told as if it had come later, unless another one comes before it.
+    with pytest.raises(Exception, match="CHECK constraint short"):
+        merge((7, "too long", 18, "u"))
+    with pytest.raises(NullKeyError):
+        merge((None, "x", 19, "u"), (7, "too long", 19, "u"))
+    assert {row["id"]: row["v"] for row in read_rows(path)} == {1: "a", 3: "c", 4: "d", 5: "e3", 8: "j"}
+
+
+def test_a_batch_of_many_rows_is_measured_first(spark, create_table, begun, monkeypatch):
+    path = create_table("id BIGINT, v BIGINT", deletion_vectors=True)
+    sink = merge_sink(path, keys="id")
+    for number in range(2):
+        sink.merge(spark.range(10).selectExpr("id", f"{number}L AS v"))
+    monkeypatch.setattr(write_ahead, "ROWS_PER_TASK", 15)
+    for num_rows in (10, 20):
+        sink.merge(spark.range(num_rows).selectExpr("id", "7L AS v"))
+    assert begun == [False, True, True, False]
 
 
 def test_a_file_that_cannot_be_deleted_is_left_for_vacuum(create_table, create_source, read_rows, monkeypatch, caplog):

@@ -1,0 +1,100 @@
+"""Begins to write the new rows of a batch as soon as it is evaluated, beside the job that measures it.
+
+What is measured then may show that other rows have to be written, or none: the files are deleted again. So this is done
+only if the batch before has written what was foreseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from stream_merge.batch.reduce import Reduction
+from stream_merge.bridge.materialized import num_materialized
+from stream_merge.bridge.threads import BackgroundTask
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.merge.independence import independence_of
+from stream_merge.merge.job import ROWS_PER_TASK, inserted_rows, num_new_files
+from stream_merge.merge.merge_on_read import needs_old_rows
+from stream_merge.plan import MergePlan, Strategy
+from stream_merge.steps import reached
+from stream_merge.table.features import has_change_feed
+
+
+@dataclass(slots=True)
+class WriteAhead:
+    """New files that are being written by a thread of their own.
+
+    Attributes:
+        transaction: The transaction that writes them.
+        task: Returns their actions.
+    """
+
+    transaction: Transaction
+    task: BackgroundTask[Any]
+    _is_taken: bool = field(default=False, init=False)
+
+    def result(self) -> Any:
+        """Wait for the files, and return their actions: from now on they are the caller's."""
+        self._is_taken = True
+        return self.task.result()
+
+    def close(self) -> None:
+        """Wait for the files, and delete them if nobody has taken them."""
+        if self._is_taken:
+            return
+        try:
+            files = self.task.result()
+        except Exception:  # noqa: BLE001 - nothing was written, and whoever writes the rows meets the error again
+            return
+        self.transaction.delete_new_files(files)
+
+
+@contextmanager
+def written_ahead(reduction: Reduction, rows: DataFrame, plan: MergePlan) -> Iterator[WriteAhead | None]:
+    """Write the new rows of a batch during the block, if they will probably be those that are foreseen.
+
+    Args:
+        reduction: The batch.
+        rows: Its evaluated rows.
+        plan: The strategy.
+
+    Returns:
+        The files; None if nothing is written. If nobody has taken them at the end of the block, they are deleted.
+    """
+    if plan.strategy is not Strategy.MERGE_ON_READ or not _is_foreseen(reduction, rows):
+        yield None
+        return
+    batch, transaction, resolved = reduction.batch, reduction.transaction, reduction.resolved
+    # Few rows make one file, however many they are exactly.
+    new = inserted_rows(resolved, resolved.source(rows)).coalesce(1)
+    reached("writing")
+    ahead = WriteAhead(transaction, BackgroundTask(batch.spark, f"{batch.name}: write", lambda: transaction.write(new)))
+    ahead.task.start()
+    try:
+        yield ahead
+    finally:
+        ahead.close()
+
+
+def _is_foreseen(reduction: Reduction, rows: DataFrame) -> bool:
+    batch, config, store = reduction.batch, reduction.changes.bound.config, reduction.store
+    if not batch.caches.writes_ahead or batch.caches.had_newer_rows or config.merge_schema:
+        return False
+    if independence_of(reduction.resolved, keeps_order=config.keeps_order) is None:
+        return False
+    transaction = reduction.transaction
+    feed = has_change_feed(transaction.properties)
+    if needs_old_rows(transaction, has_change_feed=feed, skip_unchanged=config.skip_unchanged):
+        return False
+    if reduction.changes.partial is not None or reduction.changes.truncates is not None:
+        return False
+    if store is not None and (store.state.truncated is not None or store.reach.likely(store.files)):
+        return False
+    num_rows = num_materialized(rows)
+    files = batch.caches.active_files(transaction)
+    return num_rows is not None and 0 < num_rows < ROWS_PER_TASK and num_new_files(files, batch.spark, num_rows) == 1
