@@ -45,6 +45,8 @@ class MergeResult:
         num_tombstones_added: Deletes of this batch.
         num_tombstones_removed: Deletes that were forgotten, or replaced by later deletes of the same key.
         oldest_tombstone_ms: Age of the oldest remembered delete.
+        index_rows: Keys in the sink's key index, those of old versions of rows included.
+        index_disk_bytes: Size of its part on the driver's disk. The rest, fewer than five million keys, is in memory.
     """
 
     target: str
@@ -98,6 +100,8 @@ class MergeResult:
     num_tombstones_added: int = 0
     num_tombstones_removed: int = 0
     oldest_tombstone_ms: int = 0
+    index_rows: int = 0
+    index_disk_bytes: int = 0
     execution_time_ms: int = 0
     scan_time_ms: int = 0
     rewrite_time_ms: int = 0

@@ -80,6 +80,8 @@ def _told(batch: MicroBatch, retries: Retries, **facts: Any) -> MergeResult:
         batch_id=batch.identity.batch_id if batch.identity else None,
         conflicts=tuple(retries.conflicts),
         phase_ms=batch.timer.phases(),
+        index_rows=len(batch.caches.index),
+        index_disk_bytes=batch.caches.index.disk_bytes,
         **{**facts, "num_commit_attempts": retries.num_attempts},
     )
     logger.info("%s", result.line(batch.name))

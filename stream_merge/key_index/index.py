@@ -175,6 +175,12 @@ class KeyIndex:
     def __len__(self) -> int:
         return sum(map(len, self._all()))
 
+    @property
+    def disk_bytes(self) -> int:
+        """The size of the runs."""
+        with self._lock:
+            return sum(run.segment.num_bytes for run in self._runs)
+
     def _all(self) -> list[Segment]:
         with self._lock:
             return [*(run.segment for run in self._runs), *self._segments]

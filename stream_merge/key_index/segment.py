@@ -93,6 +93,12 @@ class Segment:
     def __len__(self) -> int:
         return sum(map(len, self.chunks))
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the entries."""
+        columns = ((chunk.high, chunk.low, chunk.files, chunk.rows) for chunk in self.chunks)
+        return sum(column.nbytes for chunk in columns for column in chunk if column is not None)
+
     def look_up(self, high: Hashes, low: Hashes | None) -> Iterator[tuple[NDArray[np.int64], FileNumbers, Positions]]:
         """Return the entries with one of these hashes, chunk by chunk.
 

@@ -50,6 +50,8 @@ def test_every_metric_is_served_and_the_endpoint_leaves_nothing(metrics, make_re
         num_target_bytes_removed=1300,
         num_tombstones=14,
         oldest_tombstone_ms=15_000,
+        index_rows=16,
+        index_disk_bytes=17,
         execution_time_ms=1500,
         phase_ms={"open": 100, "source": 200, "locate": 300, "stage": 400, "commit": 500},
     )
@@ -101,6 +103,8 @@ def test_every_metric_is_served_and_the_endpoint_leaves_nothing(metrics, make_re
         f'stream_merge_bytes_total{{change="removed",{table}}}': 1300,
         f"stream_merge_tombstones{{{table}}}": 14,
         f"stream_merge_oldest_tombstone_seconds{{{table}}}": 15,
+        f"stream_merge_index_rows{{{table}}}": 16,
+        f"stream_merge_index_disk_bytes{{{table}}}": 17,
         f"stream_merge_last_commit_timestamp_seconds{{{table}}}": 1000,
         f"stream_merge_last_version{{{table}}}": 9,
         'stream_merge_last_batch_id{pipeline="shop"}': 4,
@@ -140,6 +144,8 @@ def test_counters_are_there_before_the_first_batch(metrics, make_result):
     assert {name for name in appeared if not name.startswith("stream_merge_batch_seconds")} == {
         "stream_merge_tombstones",
         "stream_merge_oldest_tombstone_seconds",
+        "stream_merge_index_rows",
+        "stream_merge_index_disk_bytes",
     }
 
 

@@ -97,6 +97,7 @@ def test_finds_in_runs_what_a_dictionary_finds_and_the_next_process_does_too(sma
     assert len(sizes) < 3 * key_index.RUNS_OF_A_SIZE
     assert max(sizes) > 400
     assert all(len(run.segment.chunks) > 1 for run in index._runs if len(run.segment) > 200)
+    assert index.disk_bytes == sum(sizes) * (16 if are_numbers else 24)
     # Nothing is left on the disk of this process; everything is in the store, once.
     assert list(tmp_path.glob("*.arrow")) == []
     assert sorted(run.stored for run in index._runs) == sorted(path.name for path in store.folder.iterdir())

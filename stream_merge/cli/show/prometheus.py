@@ -63,6 +63,8 @@ class Metrics:
         self._bytes = self._counter("bytes", "Size of these files.", "table", "change")
         self._tombstones = self._gauge("tombstones", "Deletes that a table remembers.", "table")
         self._oldest_tombstone = self._gauge("oldest_tombstone_seconds", "Age of the oldest of them.", "table")
+        self._index_rows = self._gauge("index_rows", "Keys in the key index of a table.", "table")
+        self._index_bytes = self._gauge("index_disk_bytes", "Size of its part on the driver's disk.", "table")
         self._failures.labels(name)
         self.registry.register(_Standing(progress, name, mask))
 
@@ -97,6 +99,8 @@ class Metrics:
             counter.labels(*table, *labels).inc(amount)
         self._tombstones.labels(*table).set(result.num_tombstones)
         self._oldest_tombstone.labels(*table).set(result.oldest_tombstone_ms / 1000)
+        self._index_rows.labels(*table).set(result.index_rows)
+        self._index_bytes.labels(*table).set(result.index_disk_bytes)
 
     def _amounts(self, result: MergeResult) -> Iterator[tuple[Counter, tuple[str, ...], float]]:
         """Iterate over what a merge adds to the counters of its table, with their further labels."""
