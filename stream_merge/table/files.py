@@ -87,6 +87,11 @@ class DataFile:
         physical = self.num_physical_rows
         return None if physical is None else physical - self.num_deleted_rows
 
+    def highest_number(self, physical_path: str) -> int | None:
+        """Return a number that no value of a top-level column of whole numbers exceeds; None if it is not known."""
+        highest = self.stats.get("maxValues", {}).get(physical_path)
+        return None if highest is None else int(highest)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRange:

@@ -276,3 +276,25 @@ def test_after_a_file_in_another_order_every_file_is_read(spark, create_table, r
     assert sink._state().index.keeps_order is False
     found = {row["k"]: row["v"] for row in read_rows(path)}
     assert found == {key: 100 * min(key, 5) + key if 0 < key < 40 else key for key in range(50)}
+
+
+@pytest.mark.parametrize(("num_columns", "num_jobs"), [(3, 0), (0, 1)])
+def test_the_newest_sequences_come_from_the_statistics(
+    create_table, create_source, append_rows, read_rows, monkeypatch, num_columns, num_jobs
+):
+    jobs = []
+    planned_at_once = index_additions.planned_at_once
+    monkeypatch.setattr(index_additions, "planned_at_once", lambda frame: jobs.append(1) or planned_at_once(frame))
+    schema = SCHEMA.format("bigint")
+    properties = {"delta.dataSkippingNumIndexedCols": str(num_columns)}
+    path = create_table(schema, deletion_vectors=True, properties=properties)
+    append_rows(path, schema, [(1, 2**62 + 1, 1), (2, None, 2), (3, 5, 3)])
+    read, pairs_in = [], index_lookup.pairs_in
+    monkeypatch.setattr(index_lookup, "pairs_in", lambda job, files: read.append(len(files)) or pairs_in(job, files))
+    sink = merge_sink(path, keys="k", sequence_by="s", locator="index")
+    result = sink.merge(create_source(schema, [(1, 2**62 + 1, 10), (2, 2**62 + 2, 20)]))
+    assert (result.locator, result.num_target_rows_updated, jobs, read) == ("index", 2, [1] * num_jobs, [])
+    # The row is older than the change; another one in its file is not.
+    result = sink.merge(create_source(schema, [(3, 6, 30)]))
+    assert (result.locator, result.num_target_rows_updated, read) == ("index", 1, [1])
+    assert {row["k"]: row["v"] for row in read_rows(path)} == {1: 10, 2: 20, 3: 30}

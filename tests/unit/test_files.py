@@ -175,3 +175,11 @@ def test_the_name_of_a_column_in_the_files():
     assert [physical_name(schema, name) for name in ("a", "B")] == ["A", "col-1"]
     with pytest.raises(KeyError):
         physical_name(schema, "c")
+
+
+def test_the_highest_number_of_a_file_is_exact():
+    file = DataFile(add_file("f", low=1, high=2**63 - 1, nulls=3))
+    assert file.highest_number("k") == 2**63 - 1
+    assert file.highest_number("j") is None
+    assert DataFile(add_file("f", nulls=10, rows=10)).highest_number("k") is None
+    assert DataFile({"path": "f", "size": 1}).highest_number("k") is None

@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from stream_merge.bridge.sessions import planned_at_once
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.column_names import ROW
 from stream_merge.key_index.index import MAX_ROWS_OF_ALL, KeyIndex
 from stream_merge.merge.job import MergeJob
+from stream_merge.merge.key_and_sequence import sequence_names
 from stream_merge.merge.locate.index_sequence import newest_of, sequence_of
 from stream_merge.merge.locate.pairs import by_checksum, checksum_column
 from stream_merge.merge.locate.probes import ROW_BITS, halves, has_key, identity
-from stream_merge.table.files import DataFile, num_rows
+from stream_merge.table.files import DataFile, num_rows, physical_name
 
 MAX_ADDED_ROWS = 20_000_000
 """So many rows one batch reads for the index. It scans the rest of a larger table, which the next batches read."""
@@ -61,8 +63,8 @@ def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
     target = target.where(has_key(target, names))
     entries = target.select(checksum_column(), F.col(ROW).alias("row"), identity(target, names, types))
-    newest: dict[int, Any] = {}
-    if job.order_by:
+    newest = _newest_in_statistics(job, files) if job.order_by else {}
+    if newest is None:
         sequences = target.groupBy(checksum_column()).agg(
             F.max(sequence_of(job.resolved, job.order_by, target)).alias("sequence")
         )
@@ -82,6 +84,24 @@ def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     _compare_expected(job.index, paths, checksums, rows, high, low)
     job.index.add(paths, checksums, rows, high, low, newest, lambda: active_paths(job))
     return True
+
+
+def _newest_in_statistics(job: MergeJob, files: Mapping[int, DataFile]) -> dict[int, Any] | None:
+    """Return a sequence for each file that none of its rows exceeds; None if the statistics do not have it.
+
+    They have it of whole numbers. Times are rounded there, and strings are cut off.
+    """
+    types = {field.name.lower(): field.dataType for field in job.resolved.types}
+    if not all(isinstance(types[name.lower()], T.IntegralType) for name in job.order_by):
+        return None
+    names = [physical_name(job.transaction.schema, name) for name in job.order_by]
+    newest = {}
+    for number, file in files.items():
+        highest = [file.highest_number(name) for name in names]
+        if None in highest:
+            return None
+        newest[number] = dict(zip(sequence_names(len(names)), highest, strict=True))
+    return newest
 
 
 def active_paths(job: MergeJob) -> set[str]:
