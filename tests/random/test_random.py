@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
+from stream_merge.key_index import index as key_index
 from stream_merge.tombstones import files
 from tests.random.faulty import FaultyFileSystem
 from tests.random.machine import TableMachine
@@ -44,8 +45,11 @@ def drawn(max_examples: int, num_steps: int, *, is_fixed: bool) -> settings:
 
 
 @pytest.fixture(autouse=True)
-def few_tombstone_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let few deletes and keys be many."""
     monkeypatch.setattr(files, "MAX_FILES", 2)
+    monkeypatch.setattr(key_index, "RUN_ROWS", 10)
+    monkeypatch.setattr(key_index, "MAX_SEGMENTS", 3)
 
 
 @pytest.fixture(scope="module", autouse=True)
