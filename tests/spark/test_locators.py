@@ -331,16 +331,6 @@ def test_the_driver_orders_sequences_as_spark_does(spark, kind):
     assert index_sequence.newest_of(column.slice(len(sequences) - 1)) == sequences[-1]
 
 
-def test_where_the_order_counts_an_index_is_worth_more_rows(spark, create_table, create_source, monkeypatch):
-    monkeypatch.setattr(index_lookup, "MIN_CANDIDATE_ROWS", 2)
-    monkeypatch.setattr(index_lookup, "MIN_ORDERED_CANDIDATE_ROWS", 4)
-    path = create_table("k bigint, seq bigint", [(1, 1), (2, 1)], deletion_vectors=True)
-    sinks = merge_sink(path, keys="k"), merge_sink(path, keys="k", sequence_by="seq")
-    assert [sink.merge(create_source("k bigint, seq bigint", [(1, 2)])).locator for sink in sinks] == ["index", "scan"]
-    rows = [(1, 3), (2, 3), (3, 3), (4, 3)]
-    assert [sink.merge(create_source("k bigint, seq bigint", rows)).locator for sink in sinks] == ["index", "index"]
-
-
 def test_sequences_that_the_driver_cannot_compare_are_read(create_table, create_source, read_rows, tmp_path):
     path = create_table("k bigint, v bigint, seq double", [(1, 1, 1.0), (2, 2, 2.0)], deletion_vectors=True)
     sink = merge_sink(path, keys="k", sequence_by="seq", locator="index")

@@ -19,7 +19,6 @@ def small(monkeypatch):
     """Let a table of a few hundred rows be large."""
     monkeypatch.setattr(key_index, "RUN_ROWS", 40)
     monkeypatch.setattr(index_lookup, "MIN_CANDIDATE_ROWS", 20)
-    monkeypatch.setattr(index_lookup, "MIN_ORDERED_CANDIDATE_ROWS", 20)
 
 
 @pytest.fixture

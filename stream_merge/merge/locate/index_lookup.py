@@ -34,11 +34,8 @@ from stream_merge.merge.locate.probes import halves, has_probes, probes_of
 from stream_merge.steps import reached
 from stream_merge.table.files import DataFile, physical_name
 
-MIN_CANDIDATE_ROWS = 100_000
-"""With fewer rows that can match, reading them is as fast as the two small jobs of the index."""
-
-MIN_ORDERED_CANDIDATE_ROWS = 750_000
-"""The same if the order of changes counts, for which the index needs one more job."""
+MIN_CANDIDATE_ROWS = 20_000
+"""With fewer rows that can match, reading them is as fast as adding them to the index."""
 
 MAX_UNFAMILIAR_ROWS = 100_000
 """If files that the last batch did not look into have more rows than this, they are scanned and not indexed, since the
@@ -70,7 +67,7 @@ def is_worthwhile(job: MergeJob) -> bool:
     random keys ask for all files.
     """
     _reset(job)
-    is_large = num_indexed_rows(job.candidates) >= (MIN_ORDERED_CANDIDATE_ROWS if job.order_by else MIN_CANDIDATE_ROWS)
+    is_large = num_indexed_rows(job.candidates) >= MIN_CANDIDATE_ROWS
     if is_large and is_indexable(job):
         _open(job)
     candidates = {file.path: file for file in job.candidates}
