@@ -103,6 +103,7 @@ class KeyIndex:
     _folder: Path | None = None
     _store: Store | None = None
     _worker: Thread | None = None
+    _is_failing: bool = False
     _generation: int = 0
     _lock: Any = field(default_factory=RLock)
 
@@ -221,7 +222,8 @@ class KeyIndex:
             indexes = list(_indexes)
         if sum(map(len, indexes)) + num_rows > MAX_ROWS_OF_ALL:
             return False
-        if self._num_in_memory() >= MEMORY_ROWS:
+        # What cannot be written would be read into memory in vain, batch after batch.
+        if self._num_in_memory() >= MEMORY_ROWS or (self._is_failing and num_rows >= RUN_ROWS):
             return False
         # A merge has its input and its output on the disk.
         if num_rows < RUN_ROWS or self._folder is None:
@@ -319,7 +321,7 @@ class KeyIndex:
             except Exception:  # the index is a cache: a merge never fails for it
                 logger.warning("the key index could not be written to %s", self._folder, exc_info=True)
                 with self._lock:
-                    self._moving, self._worker = (), None
+                    self._moving, self._worker, self._is_failing = (), None, True
                 return
 
     def _due(self) -> Callable[[], None] | None:
@@ -352,6 +354,7 @@ class KeyIndex:
         try:
             num_rows = write_run(local, self.fingerprint, paths, newest, merged(segments, alive))
             content = map_run(local) if num_rows else None
+            self._is_failing = False
         except BaseException:
             local.unlink(missing_ok=True)
             raise

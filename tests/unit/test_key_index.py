@@ -164,6 +164,7 @@ def test_a_disk_that_is_full_costs_memory_and_no_merge(small, tmp_path, monkeypa
         index.wait()
     assert "could not be written" in caplog.text
     assert found(index, [149]) == {(149, "a", 149)}
+    assert (index.has_room(99), index.has_room(100)) == (True, False)
     monkeypatch.setattr(key_index, "MEMORY_ROWS", 150)
     assert not index.has_room(1)
     (tmp_path / "gone").mkdir()

@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.table import local_folder
 from stream_merge.clauses import When
 from stream_merge.key_index.index import MAX_ROWS_OF_ALL
@@ -33,6 +35,8 @@ from stream_merge.merge.locate.pairs import (
 from stream_merge.merge.locate.probes import halves, has_probes, probes_of
 from stream_merge.steps import reached
 from stream_merge.table.files import DataFile, physical_name
+
+logger: logging.Logger = logging.getLogger("stream_merge")
 
 MIN_CANDIDATE_ROWS = 20_000
 """With fewer rows that can match, reading them is as fast as adding them to the index."""
@@ -90,7 +94,11 @@ def _open(job: MergeJob) -> None:
     index, table = job.index, job.transaction.table
     if index.is_open:
         return
-    folder = Path(local_folder(job.source.rows.sparkSession))
+    try:
+        folder = Path(local_folder(job.source.rows.sparkSession))
+    except JVM_ERRORS as error:  # a full disk, say: a small index does without
+        logger.warning("%s: no folder for the key index: %s", job.batch, error)
+        return
     store = StoredRuns(table, index.fingerprint)
     index.open(folder, store, store.load(folder, active_paths(job)))
 
