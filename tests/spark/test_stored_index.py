@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from stream_merge import merge_sink
+from stream_merge.batch import measure
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.key_index import index as key_index
 from stream_merge.key_index import stored
@@ -165,12 +166,12 @@ def test_of_a_table_too_large_for_one_batch_the_rest_is_scanned(
     assert at_a_time[0] == [1] * 4
 
 
-@pytest.mark.parametrize("limit", [100_000, 10])
+@pytest.mark.parametrize("limit", [50_000, 10])
 def test_the_job_that_measures_a_batch_brings_what_the_index_is_asked(
     spark, create_table, read_rows, monkeypatch, limit
 ):
-    """Unless a partition of it has too many rows."""
-    monkeypatch.setattr(probes, "MAX_PROBES_OF_A_TASK", limit)
+    """Unless it has too many rows."""
+    monkeypatch.setattr(probes, "MAX_COLLECTED", limit)
     asked = []
     probes_of = index_lookup.probes_of
     monkeypatch.setattr(index_lookup, "probes_of", lambda *arguments: asked.append(1) or probes_of(*arguments))
@@ -185,7 +186,7 @@ def test_the_job_that_measures_a_batch_brings_what_the_index_is_asked(
         rows = [(key, str(key) if key % 7 else None, number) for key in range(10, 60)]
         result = sink.merge(spark.createDataFrame(rows, schema).repartition(3, "k"))
         assert (result.locator, result.num_target_rows_inserted) == ("index", 0 if number > 1 else 9)
-    assert len(asked) == (1 if limit == 100_000 else 3)
+    assert len(asked) == (1 if limit == 50_000 else 3)
     values = {row["k"]: row["v"] for row in read_rows(path)}
     assert values == {key: 3 if key >= 10 and key % 7 else 0 for key in range(60) if key < 50 or key % 7}
 
@@ -297,3 +298,24 @@ def test_the_newest_sequences_come_from_the_statistics(
     result = sink.merge(create_source(schema, [(3, 6, 30)]))
     assert (result.locator, result.num_target_rows_updated, read) == ("index", 1, [1])
     assert {row["k"]: row["v"] for row in read_rows(path)} == {1: 10, 2: 20, 3: 30}
+
+
+def test_what_a_large_batch_brings_along_is_bounded(spark, create_table, monkeypatch):
+    monkeypatch.setattr(probes, "MAX_COLLECTED", 100)
+    collected = []
+    collected_table = measure.collected_table
+
+    def note(found, number):
+        collected.append((len(found.values), number))
+        return collected_table(found, number)
+
+    monkeypatch.setattr(measure, "collected_table", note)
+    path = create_table("k bigint, v bigint", [(1, 1)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", locator="index")
+    sink.merge(spark.range(3).selectExpr("id AS k", "id AS v"))
+    sink.merge(spark.range(0, 50_000, 1, 40).selectExpr("id AS k", "id AS v"))
+    sink.merge(spark.range(0, 100, 1, 4).selectExpr("id AS k", "id AS v"))
+    (of_large, of_small) = collected
+    assert of_large == (sum(-(-100 // number) for number in range(1, 41)), 50_000)
+    assert of_small == (100, 100)
+    assert spark.read.format("delta").load(path).count() == 50_000

@@ -26,8 +26,9 @@ from stream_merge.sql import quote
 
 IDENTITY_BYTES = 16
 
-MAX_PROBES_OF_A_TASK = 100_000
-"""So many rows of each partition come with the measures of a batch; those of a larger batch take a job of their own."""
+MAX_COLLECTED = 50_000
+"""The first partition of a batch brings so many probes along, the second half as many, the third a third, and so on:
+however large a batch is, it brings some ten times as many at most. Those of a larger one take a job of their own."""
 
 ROW_BITS = 33
 """Spark numbers the rows of a partition by the lower bits of `monotonically_increasing_id`."""
@@ -58,10 +59,11 @@ def probes_of(resolved: ResolvedMerge, order_by: Sequence[str], source: DataFram
 def collected_probes(resolved: ResolvedMerge, order_by: Sequence[str], source: DataFrame) -> list[Column]:
     """Return aggregates of a batch: `probes`, a list of its probes, and `num_probes`, how many there are.
 
-    The list is shorter than that if a partition has too many rows.
+    The list is shorter than that if there are too many.
     """
     is_probe = has_key(source, [pair.source for pair in resolved.key_pairs])
-    is_near = F.col(SOURCE_ID).bitwiseAND(F.lit(2**ROW_BITS - 1)) < MAX_PROBES_OF_A_TASK
+    row = F.col(SOURCE_ID).bitwiseAND(F.lit(2**ROW_BITS - 1))
+    is_near = row * (F.shiftright(SOURCE_ID, ROW_BITS) + 1) < MAX_COLLECTED
     probe = F.struct(*_columns(resolved, order_by, source))
     return [
         F.collect_list(F.when(is_probe & is_near, probe)).alias("probes"),
