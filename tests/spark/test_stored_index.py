@@ -319,3 +319,18 @@ def test_what_a_large_batch_brings_along_is_bounded(spark, create_table, monkeyp
     assert of_large == (sum(-(-100 // number) for number in range(1, 41)), 50_000)
     assert of_small == (100, 100)
     assert spark.read.format("delta").load(path).count() == 50_000
+
+
+def test_a_process_that_lacks_little_begins_with_the_index(create_table, create_source, append_rows, monkeypatch):
+    """What the process before had in memory alone may be more than what one batch usually reads for the index."""
+    monkeypatch.setattr(index_lookup, "MAX_UNFAMILIAR_ROWS", 5)
+    schema = SCHEMA.format("bigint")
+    path = create_table(schema, deletion_vectors=True)
+    append_rows(path, schema, [(key, 0, key) for key in range(0, 320, 2)])
+    sink = merge_sink(path, keys="k")
+    assert [sink.merge(create_source(schema, [(2, 1, 1)])).locator for _ in range(2)] == ["scan", "index"]
+    settled(sink)
+    append_rows(path, schema, [(key, 0, key) for key in range(1, 60, 2)])
+    assert merge_sink(path, keys="k").merge(create_source(schema, [(2, 1, 1)])).locator == "index"
+    append_rows(path, schema, [(key, 0, key) for key in range(1, 320, 2)])
+    assert merge_sink(path, keys="k").merge(create_source(schema, [(2, 1, 1)])).locator == "scan"

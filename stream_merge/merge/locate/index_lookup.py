@@ -45,6 +45,9 @@ MAX_UNFAMILIAR_ROWS = 100_000
 """If files that the last batch did not look into have more rows than this, they are scanned and not indexed, since the
 next batch may look elsewhere."""
 
+READS_OF_A_SCAN = 4
+"""Unless the index knows so many times as many rows: to scan them all takes longer than to index the others."""
+
 
 def is_indexable(job: MergeJob) -> bool:
     """Whether the index can answer: the merge compares target columns by equality only, and sequences if order counts.
@@ -76,7 +79,9 @@ def is_worthwhile(job: MergeJob) -> bool:
         _open(job)
     candidates = {file.path: file for file in job.candidates}
     unfamiliar = job.index.note_asked(candidates.keys())
-    return is_large and num_indexed_rows([candidates[path] for path in unfamiliar]) <= MAX_UNFAMILIAR_ROWS
+    num_known = num_indexed_rows([file for path, file in candidates.items() if job.index.has(path)])
+    allowed = max(MAX_UNFAMILIAR_ROWS, num_known // READS_OF_A_SCAN)
+    return is_large and num_indexed_rows([candidates[path] for path in unfamiliar]) <= allowed
 
 
 def _reset(job: MergeJob) -> None:
