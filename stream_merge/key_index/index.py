@@ -38,7 +38,13 @@ RUN_ROWS = 1_000_000
 """From so many entries on, what is in memory moves to a run."""
 
 MEMORY_ROWS = 5_000_000
-"""So many entries are in memory at most: whoever adds more waits for runs to be written, or finds no room."""
+"""So many entries of an index are in memory at most: whoever adds more waits for runs to be written, or finds no room.
+"""
+
+MEMORY_ROWS_OF_ALL = 10_000_000
+"""If the indexes of all sinks have more in memory, each moves to runs what it has from `SMALL_RUN_ROWS` entries on."""
+
+SMALL_RUN_ROWS = 50_000
 
 MAX_SEGMENTS = 12
 """With more segments in memory, those that are not much larger than those after them are merged."""
@@ -212,18 +218,24 @@ class KeyIndex:
         self.retain(paths)
         self.wait()
         with self._lock:
-            if self._runs:
-                self._in_one_run([run.segment for run in self._runs], self._runs)
             self._merge_from(0)
+            try:
+                if self._runs:
+                    self._in_one_run([run.segment for run in self._runs], self._runs)
+            except (OSError, ValueError) as error:
+                logger.warning(
+                    "the key index begins anew, since it could not be written to %s: %s", self._folder, error
+                )
+                self.clear()
 
     def has_room(self, num_rows: int) -> bool:
         """Whether the indexes of all sinks together, and the disk, leave room for `num_rows` more rows."""
-        with _lock:
-            indexes = list(_indexes)
-        if sum(map(len, indexes)) + num_rows > MAX_ROWS_OF_ALL:
+        indexes = _all_indexes()
+        num_in_memory = sum(index.num_in_memory for index in indexes)
+        if sum(map(len, indexes)) + num_rows > MAX_ROWS_OF_ALL or num_in_memory > 2 * MEMORY_ROWS_OF_ALL:
             return False
         # What cannot be written would be read into memory in vain, batch after batch.
-        if self._num_in_memory() >= MEMORY_ROWS or (self._is_failing and num_rows >= RUN_ROWS):
+        if self.num_in_memory >= MEMORY_ROWS or (self._is_failing and num_rows >= RUN_ROWS):
             return False
         # A merge has its input and its output on the disk.
         if num_rows < RUN_ROWS or self._folder is None:
@@ -265,14 +277,19 @@ class KeyIndex:
             if len(self._segments) - len(self._moving) > MAX_SEGMENTS:
                 self._merge()
         self._maintain_in_background()
-        if self._num_in_memory() >= MEMORY_ROWS:
+        if self.num_in_memory >= MEMORY_ROWS:
             self.wait()
 
-    def _num_in_memory(self) -> int:
+    @property
+    def num_in_memory(self) -> int:
+        """The number of entries that are in no run."""
         return sum(map(len, self._segments))
 
     def _is_large(self) -> bool:
-        return not self._moving and self._num_in_memory() >= RUN_ROWS
+        num_rows = self.num_in_memory
+        if self._moving or num_rows < min(RUN_ROWS, SMALL_RUN_ROWS):
+            return False
+        return num_rows >= RUN_ROWS or sum(index.num_in_memory for index in _all_indexes()) > MEMORY_ROWS_OF_ALL
 
     def _merge(self) -> None:
         """Merge the segments that are not much larger than those after them, dropping entries of forgotten files."""
@@ -399,6 +416,11 @@ class KeyIndex:
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint32)
         probes, files, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return order[probes], files, rows
+
+
+def _all_indexes() -> list[KeyIndex]:
+    with _lock:
+        return list(_indexes)
 
 
 _lock = RLock()

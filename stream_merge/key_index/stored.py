@@ -25,6 +25,7 @@ logger: logging.Logger = logging.getLogger("stream_merge")
 FOLDER = "_stream_merge/index"
 FORMAT = 1
 _READ_BYTES = 1 << 20
+_UNREADABLE: tuple[type[Exception], ...] = (OSError, *JVM_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,10 @@ class StoredRuns:
     def _fetch(self, name: str, local: Path) -> RunContent | None:
         try:
             self.table.download(f"{self._folder}/{name}", str(local))
-        except JVM_ERRORS as error:  # maybe another process has just merged it into a larger one
+            return _checked(local, name)
+        except _UNREADABLE as error:  # maybe another process has just merged it into a larger one
             logger.info("%s: a stored part of the key index cannot be read: %s", self.table.name, error)
             return None
-        try:
-            return _checked(local, name)
         except ValueError as error:
             logger.warning("%s: a stored part of the key index is not used: %s", self.table.name, error)
             self.remove(name)

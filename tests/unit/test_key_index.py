@@ -295,3 +295,38 @@ def test_room_is_made_by_forgetting_what_the_batch_cannot_match(monkeypatch, tmp
     assert len(index) == 0
     index.make_room(101, set())
     assert found(index, [5]) == set()
+
+
+def test_many_small_indexes_move_to_disk_what_is_too_much_for_memory_together(monkeypatch, tmp_path):
+    gc.collect()  # the indexes of other tests
+    monkeypatch.setattr(key_index, "SMALL_RUN_ROWS", 20)
+    others = sum(index.num_in_memory for index in key_index._indexes)
+    monkeypatch.setattr(key_index, "MEMORY_ROWS_OF_ALL", others + 100)
+    indexes = [KeyIndex() for _ in range(8)]
+    for number, index in enumerate(indexes):
+        index.open(tmp_path, None)
+        add(index, {f"file-{number}": list(range(30))})
+        index.wait()
+    # The fourth would have made it more than 100.
+    assert [len(index._runs) for index in indexes] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert all(found(index, [29]) == {(29, f"file-{number}", 29)} for number, index in enumerate(indexes))
+    add(indexes[0], {"small": list(range(10))})
+    indexes[0].wait()
+    assert len(indexes[0]._runs) == 0
+    monkeypatch.setattr(key_index, "MEMORY_ROWS_OF_ALL", 45)
+    assert not indexes[0].has_room(1)
+
+
+def test_room_that_cannot_be_made_on_a_full_disk_costs_the_index_and_no_merge(small, monkeypatch, tmp_path):
+    index = KeyIndex()
+    index.open(tmp_path, None)
+    add(index, {"a": list(range(150))})
+    index.wait()
+
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(key_index, "write_run", fail)
+    monkeypatch.setattr(key_index, "MAX_ROWS_OF_ALL", 200)
+    index.make_room(100, {"a"})
+    assert (len(index), index.has("a")) == (0, False)

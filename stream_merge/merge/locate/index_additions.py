@@ -7,7 +7,7 @@ that, the next ones are not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,9 @@ MAX_ADDED_ROWS = 20_000_000
 MAX_READ_ROWS = 2_000_000
 """So many rows one job reads for the index: up to 80 MB go through the driver."""
 
+MAX_READ_FILES = 2_000
+"""So many files one job reads for the index; of many more, two may well have names with one checksum."""
+
 _SHUFFLING = ("delta.autoOptimize.optimizeWrite", "spark.databricks.delta.optimizeWrite.enabled")
 """With these Delta shuffles what it writes."""
 
@@ -43,21 +46,36 @@ def num_indexed_rows(files: Sequence[DataFile]) -> int:
 
 def add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     """Read the keys of files into the index, as many as one batch may wait for; return whether that has worked."""
-    waiting, num_added = list(unknown), 0
-    while waiting and num_added < MAX_ADDED_ROWS:
-        part = [waiting.pop()]
-        while waiting and num_indexed_rows([*part, waiting[-1]]) <= MAX_READ_ROWS:
-            part.append(waiting.pop())
+    num_added = 0
+    for part in _parts(unknown):
+        if num_added >= MAX_ADDED_ROWS:
+            break
         num_added += num_indexed_rows(part)
         if not _add_some(job, part):
             return False
     return True
 
 
+def _parts(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """Return the files in parts that one job reads."""
+    part: list[DataFile] = []
+    num_rows_of_part = 0
+    for file in files:
+        rows = num_indexed_rows([file])
+        if part and (num_rows_of_part + rows > MAX_READ_ROWS or len(part) == MAX_READ_FILES):
+            yield part
+            part, num_rows_of_part = [], 0
+        part.append(file)
+        num_rows_of_part += rows
+    if part:
+        yield part
+
+
 def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     files = by_checksum(job, unknown)
     if files is None:
-        return False
+        # The same files would come together in the next batch.
+        return len(unknown) > 1 and all(_add_some(job, half) for half in (unknown[::2], unknown[1::2]))
     names = [pair.target for pair in job.resolved.key_pairs]
     types = [pair.type_name for pair in job.resolved.key_pairs]
     target = job.resolved.target(job.transaction, [file.undeleted for file in unknown], with_rows=True)
