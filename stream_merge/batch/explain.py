@@ -16,12 +16,10 @@ from stream_merge.bridge.table import open_table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
-from stream_merge.merge.independence import independence_of
-from stream_merge.merge.merge_on_read import needs_old_rows
+from stream_merge.merge.merge_on_read import may_write_ahead
 from stream_merge.merge.statement import checked_clauses
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.plan import Strategy
-from stream_merge.table.features import has_change_feed
 from stream_merge.table.files import is_prunable
 
 
@@ -58,14 +56,8 @@ def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
         )
         if resolved.target_predicates is not None:
             lines.append(f"            by {resolved.target_predicates.mkString(', ')}")
-        is_early = (
-            plan.strategy is Strategy.MERGE_ON_READ
-            and independence_of(resolved, keeps_order=config.keeps_order) is not None
-            and not needs_old_rows(
-                transaction,
-                has_change_feed=has_change_feed(transaction.properties),
-                skip_unchanged=config.skip_unchanged,
-            )
+        is_early = plan.strategy is Strategy.MERGE_ON_READ and may_write_ahead(
+            resolved, transaction, keeps_order=config.keeps_order, skip_unchanged=config.skip_unchanged
         )
         if config.skip_unchanged:
             lines.append("  writing   no row that an update leaves as it is: its old values are read")

@@ -60,7 +60,11 @@ def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
     columns = reduction.transaction.partition_columns
     order_by = config.sequence_columns if config.keeps_order else ()
     # The key index will probably be asked again, and not about what it cannot answer.
-    asks_index = reduction.batch.caches.index.is_in_use and has_probes(resolved)
+    asks_index = (
+        reduction.batch.caches.index.is_in_use
+        and has_probes(resolved)
+        and independence_of(resolved, keeps_order=config.keeps_order) is not None
+    )
     measure = _Measure(config, resolved, columns, store, reduction.batch.name, order_by if asks_index else None)
     columns = [quote(name) for name in rows.columns]
     rows, num_truncated = _untruncated(rows, store, partial)

@@ -17,12 +17,10 @@ from stream_merge.batch.reduce import Reduction
 from stream_merge.bridge.materialized import num_materialized
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.merge.independence import independence_of
 from stream_merge.merge.job import ROWS_PER_TASK, inserted_rows, num_new_files
-from stream_merge.merge.merge_on_read import needs_old_rows
+from stream_merge.merge.merge_on_read import may_write_ahead
 from stream_merge.plan import MergePlan, Strategy
 from stream_merge.steps import reached
-from stream_merge.table.features import has_change_feed
 
 
 @dataclass(slots=True)
@@ -83,13 +81,11 @@ def written_ahead(reduction: Reduction, rows: DataFrame, plan: MergePlan) -> Ite
 
 def _is_foreseen(reduction: Reduction, rows: DataFrame) -> bool:
     batch, config, store = reduction.batch, reduction.changes.bound.config, reduction.store
-    if not batch.caches.writes_ahead or batch.caches.had_newer_rows or config.merge_schema:
+    # After a batch that met newer rows nothing is written ahead: it has written what depended on the target.
+    if not batch.caches.writes_ahead or config.merge_schema:
         return False
-    if independence_of(reduction.resolved, keeps_order=config.keeps_order) is None:
-        return False
-    transaction = reduction.transaction
-    feed = has_change_feed(transaction.properties)
-    if needs_old_rows(transaction, has_change_feed=feed, skip_unchanged=config.skip_unchanged):
+    transaction, resolved = reduction.transaction, reduction.resolved
+    if not may_write_ahead(resolved, transaction, keeps_order=config.keeps_order, skip_unchanged=config.skip_unchanged):
         return False
     if reduction.changes.partial is not None or reduction.changes.truncates is not None:
         return False

@@ -183,10 +183,19 @@ class Table:
         finally:
             stream.close()
 
+    def _located(self, path: str) -> tuple[Any, Any]:
+        """Return the handles of a file or folder in the table's folder, and of its file system."""
+        file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
+        return file, file.getFileSystem(self.log.newDeltaHadoopConf())
+
+    def _local(self, path: str) -> Any:
+        """Return the handle of a file on the driver's disk."""
+        uri = java_class(self.jvm, "java.net.URI")(Path(path).as_uri())
+        return java_class(self.jvm, "org.apache.hadoop.fs.Path")(uri)
+
     def list_folder(self, path: str) -> list[str]:
         """Return the names of the entries of a folder of the table."""
-        folder = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
-        system = folder.getFileSystem(self.log.newDeltaHadoopConf())
+        folder, system = self._located(path)
         if not system.exists(folder):
             return []
         return [str(status.getPath().getName()) for status in system.listStatus(folder)]
@@ -197,8 +206,7 @@ class Table:
         In object stores only files have a modification time: folders have none, or the time of the call. For a folder
         without files it is the folder's own.
         """
-        folder = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
-        system = folder.getFileSystem(self.log.newDeltaHadoopConf())
+        folder, system = self._located(path)
         files, times = system.listFiles(folder, True), []
         while files.hasNext():
             times.append(int(files.next().getModificationTime()))
@@ -206,18 +214,18 @@ class Table:
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder with this path exists in the table's folder."""
-        file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
-        return bool(file.getFileSystem(self.log.newDeltaHadoopConf()).exists(file))
+        file, system = self._located(path)
+        return bool(system.exists(file))
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder in the table's folder."""
-        file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
-        file.getFileSystem(self.log.newDeltaHadoopConf()).delete(file, True)
+        file, system = self._located(path)
+        system.delete(file, True)
 
     def write_file(self, path: str, content: bytes) -> None:
         """Write a new file in the table's folder. When it returns, the file exists and no reader sees it."""
-        file = java_class(self.jvm, "org.apache.hadoop.fs.Path")(self.log.dataPath(), path)
-        stream = file.getFileSystem(self.log.newDeltaHadoopConf()).create(file, False)
+        file, system = self._located(path)
+        stream = system.create(file, False)
         try:
             stream.write(content)
         finally:
@@ -225,18 +233,14 @@ class Table:
 
     def upload(self, local: str, path: str) -> None:
         """Copy a file of the driver's disk to a new file in the table's folder."""
-        path_class = java_class(self.jvm, "org.apache.hadoop.fs.Path")
-        file = path_class(self.log.dataPath(), path)
-        system = file.getFileSystem(self.log.newDeltaHadoopConf())
-        system.copyFromLocalFile(False, True, path_class(Path(local).as_uri()), file)
+        file, system = self._located(path)
+        system.copyFromLocalFile(False, True, self._local(local), file)
 
     def download(self, path: str, local: str) -> None:
         """Copy a file in the table's folder to a new file on the driver's disk."""
-        path_class = java_class(self.jvm, "org.apache.hadoop.fs.Path")
-        file = path_class(self.log.dataPath(), path)
-        system = file.getFileSystem(self.log.newDeltaHadoopConf())
+        file, system = self._located(path)
         # Without a file of checksums beside it.
-        system.copyToLocalFile(False, file, path_class(Path(local).as_uri()), True)
+        system.copyToLocalFile(False, file, self._local(local), True)
 
 
 def local_folder(spark: SparkSession) -> str:

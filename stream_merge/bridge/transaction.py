@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,11 @@ class Transaction:
             self.handle.trackFilesRead(python_utils.toSeq(actions(jvm, "AddFile", without_stats(files))))
 
     def _literal(self, value: Any) -> Any:
+        if type(value) is date:
+            # pyspark hands dates over as text, in which years before 1000 lack digits.
+            literal = java_class(self.jvm, "org.apache.spark.sql.catalyst.expressions.Literal")
+            date_type = java_class(self.jvm, "org.apache.spark.sql.types.DataTypes").DateType
+            return literal((value - date(1970, 1, 1)).days, date_type)
         column: Any = F.lit(value)
         return java_class(self.jvm, "org.apache.spark.sql.classic.ExpressionUtils").expression(column._jc)
 

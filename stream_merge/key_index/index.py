@@ -88,8 +88,8 @@ class KeyIndex:
         fingerprint: What the hashes are made from: the table and the key columns.
         application: The Spark application.
         is_in_use: Whether the last batch was looked up, so that the next one probably will be.
-        keeps_order: Whether a file that a merge writes has the rows in the order in which they were given; None if it
-            is not known yet.
+        writes_in_order: Whether a file that a merge writes has the rows in the order in which they were given; None if
+            that is not known yet.
         expected: The hashes of the rows of files that merges have written, in the order in which they were given, until
             it is known.
     """
@@ -97,7 +97,7 @@ class KeyIndex:
     fingerprint: str = ""
     application: str = ""
     is_in_use: bool = False
-    keeps_order: bool | None = None
+    writes_in_order: bool | None = None
     expected: dict[str, tuple[Hashes, Hashes | None]] = field(default_factory=dict)
     _asked: frozenset[str] = frozenset()
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class KeyIndex:
             self.clear()
             self.fingerprint, self.application, self._asked = fingerprint, application, frozenset()
             self._folder = self._store = None
-            self.is_in_use, self.keeps_order = False, None
+            self.is_in_use, self.writes_in_order = False, None
             self.expected.clear()
 
     @property

@@ -29,7 +29,7 @@ ROWS_PER_TASK = 100_000
 MAX_BROADCAST_ROWS = 1_000_000
 
 
-class Ahead(Protocol):
+class NewFiles(Protocol):
     """New files that are being written."""
 
     def result(self) -> Any:
@@ -76,7 +76,7 @@ class MergeJob:
     batch: str
     timer: PhaseTimer
     written: Any = None
-    ahead: Ahead | None = None
+    ahead: NewFiles | None = None
 
     @property
     def keeps_order(self) -> bool:

@@ -10,14 +10,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
+from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import Transaction, file_actions
 from stream_merge.clauses import When
 from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
 from stream_merge.merge import change_feed
+from stream_merge.merge.independence import independence_of
 from stream_merge.merge.job import (
-    Ahead,
     MergeJob,
+    NewFiles,
     Staged,
     by_action,
     compact,
@@ -46,6 +48,7 @@ from stream_merge.merge.locate.scan import (
 )
 from stream_merge.steps import reached
 from stream_merge.table.deletion_vectors import VectorWriter, delete_rows, remove_file
+from stream_merge.table.features import has_change_feed
 from stream_merge.table.files import DataFile, now_ms
 
 NEW = "_stream_merge_new_{}"
@@ -59,6 +62,16 @@ def stage(job: MergeJob) -> Staged:
     if job.written is not None or is_independent:
         return _stage_independent(job)
     return _stage_dependent(job)
+
+
+def may_write_ahead(
+    resolved: ResolvedMerge, transaction: Transaction, *, keeps_order: bool, skip_unchanged: bool
+) -> bool:
+    """Whether new rows can be written before the matches are known, unless the batch's rows turn out otherwise."""
+    has_feed = has_change_feed(transaction.properties)
+    return independence_of(resolved, keeps_order=keeps_order) is not None and not needs_old_rows(
+        transaction, has_change_feed=has_feed, skip_unchanged=skip_unchanged
+    )
 
 
 def needs_old_rows(transaction: Transaction, *, has_change_feed: bool, skip_unchanged: bool) -> bool:
@@ -76,7 +89,7 @@ def _stage_independent(job: MergeJob) -> Staged:
     spark = job.source.rows.sparkSession
     reusable = job.written
     with ExitStack() as stack:
-        new_files: Ahead | None = job.ahead
+        new_files: NewFiles | None = job.ahead
         if reusable is None and new_files is None:
             rows = _independent_rows(job)
             reached("writing")

@@ -1,6 +1,9 @@
 """The key index of a large table: in parts, in files, and taken over by the next process."""
 
+import datetime as dt
 import random
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from stream_merge.bridge.transaction import Transaction
 from stream_merge.key_index import index as key_index
 from stream_merge.key_index import stored
 from stream_merge.merge.locate import index_additions, index_lookup, probes
+from stream_merge.table.files import DataFile
 from tests.spark.delta_log import latest_version
 
 
@@ -54,6 +58,9 @@ def test_each_process_makes_what_a_dictionary_makes(
     monkeypatch.setattr(index_lookup, "MAX_UNFAMILIAR_ROWS", 60)
     schema, as_key = SCHEMA.format(key_type), str if key_type == "string" else int
     path = create_table(schema, deletion_vectors=True, path=str(tmp_path / "a table [x]%20é"))
+    disk = tmp_path / "a disk [y]%20ü"
+    disk.mkdir()
+    monkeypatch.setattr(index_lookup, "local_folder", lambda _: str(disk))
     expected = {as_key(key): (0, key) for key in range(200)}
     for start in range(0, 200, 50):
         append_rows(path, schema, [(as_key(key), 0, key) for key in range(start, start + 50)])
@@ -89,6 +96,7 @@ def test_each_process_makes_what_a_dictionary_makes(
     assert locators[4:] == ["scan", "index", "index" if order else "scan", "index"]
     assert stored_runs(path)
     assert len({run.parent for run in stored_runs(path)}) == 1
+    assert list(disk.iterdir()) == []
 
 
 def test_without_its_stored_runs_the_index_is_made_anew(
@@ -223,7 +231,7 @@ def test_what_a_process_writes_is_read_once_and_then_known(
     # The file that was there; the one of the first batch, which brings no probes; that of the second, to compare it
     # with what it should hold; and that of another writer.
     assert read == [1, 1, 1, 0, 0, 1]
-    assert sink._state().index.keeps_order is True
+    assert sink._state().index.writes_in_order is True
 
 
 def test_the_order_of_partitions_in_a_file_is_not_known(spark, create_table, read_rows, files_read):
@@ -235,7 +243,7 @@ def test_the_order_of_partitions_in_a_file_is_not_known(spark, create_table, rea
         sink.merge(spark.createDataFrame(rows, schema).repartition(1 if number < 4 else 3))
     # Those of the last batches but the last of all, too.
     assert files_read == [1, 1, 1, 1]
-    assert sink._state().index.keeps_order is True
+    assert sink._state().index.writes_in_order is True
     assert {row["k"]: row["v"] for row in read_rows(path)} == {k: min(k, 5) if k < 40 else k for k in range(50)}
 
 
@@ -256,7 +264,7 @@ def test_where_delta_shuffles_what_it_writes_every_file_is_read(
     finally:
         spark.conf.unset("spark.databricks.delta.optimizeWrite.enabled")
     assert sum(files_read) == 5
-    assert sink._state().index.keeps_order is None
+    assert sink._state().index.writes_in_order is None
     assert {row["k"]: row["v"] for row in read_rows(path)} == {
         key: min(key, 5) if key < 40 else key for key in range(50)
     }
@@ -273,7 +281,7 @@ def test_after_a_file_in_another_order_every_file_is_read(spark, create_table, r
         rows = [(key, number, 100 * number + key) for key in range(number, 40)]
         sink.merge(spark.createDataFrame(rows, schema).coalesce(1))
     assert sum(files_read) == 5
-    assert sink._state().index.keeps_order is False
+    assert sink._state().index.writes_in_order is False
     found = {row["k"]: row["v"] for row in read_rows(path)}
     assert found == {key: 100 * min(key, 5) + key if 0 < key < 40 else key for key in range(50)}
 
@@ -334,3 +342,76 @@ def test_a_process_that_lacks_little_begins_with_the_index(create_table, create_
     assert merge_sink(path, keys="k").merge(create_source(schema, [(2, 1, 1)])).locator == "index"
     append_rows(path, schema, [(key, 0, key) for key in range(1, 320, 2)])
     assert merge_sink(path, keys="k").merge(create_source(schema, [(2, 1, 1)])).locator == "scan"
+
+
+def test_files_with_one_checksum_are_read_apart(spark, create_table, append_rows, read_rows, monkeypatch, files_read):
+    schema = SCHEMA.format("bigint")
+    path = create_table(schema, deletion_vectors=True)
+    for start in (0, 20, 40, 60, 80):
+        append_rows(path, schema, [(key, 0, key) for key in range(start, start + 20)])
+    by_checksum = index_additions.by_checksum
+
+    def colliding(job, files):
+        # As if the first and the last of the files had names with one checksum.
+        names = sorted(file.path for file in job.files.all())
+        return None if {names[0], names[-1]} <= {file.path for file in files} else by_checksum(job, files)
+
+    monkeypatch.setattr(index_additions, "by_checksum", colliding)
+    sink = merge_sink(path, keys="k", locator="index")
+    result = sink.merge(spark.range(0, 100, 7).selectExpr("id AS k", "1L AS s", "-1L AS v"))
+    assert (result.locator, result.num_target_rows_updated) == ("index", 15)
+    assert files_read[0] == 5
+    assert len(files_read) > 2
+    assert {row["k"]: row["v"] for row in read_rows(path)} == {k: k if k % 7 else -1 for k in range(100)}
+
+
+def test_parts_of_files_have_few_rows_and_few_files(monkeypatch):
+    monkeypatch.setattr(index_additions, "MAX_READ_ROWS", 100)
+    monkeypatch.setattr(index_additions, "MAX_READ_FILES", 3)
+    counts = [60, 40, 1, 1, 1, 1, 500, 99]
+    files = [DataFile({"path": str(n), "stats": f'{{"numRecords": {count}}}'}) for n, count in enumerate(counts)]
+    parts = [[file.num_physical_rows for file in part] for part in index_additions._parts(files)]
+    assert parts == [[60, 40], [1, 1, 1], [1], [500], [99]]
+
+
+def test_what_is_measured_with_the_probes_is_what_is_measured_without(spark, create_table, read_rows, monkeypatch):
+    measured = []
+    take = measure._Measure.take
+
+    def compared(self, rows):
+        facts = take(self, rows)
+        if self.probes_by is not None:
+            without = take(replace(self, probes_by=None), rows)
+            assert {name: facts[name] for name in without} == without
+            assert {*map(type, without.values())} == {type(facts[name]) for name in without}
+            measured.append(facts["rows"])
+        return facts
+
+    monkeypatch.setattr(measure._Measure, "take", compared)
+    schema = "k string, d date, t timestamp, i smallint, b bigint, s decimal(38,10), v int"
+    path = create_table(schema, deletion_vectors=True, partition_by=["d", "t"])
+    sink = merge_sink(
+        path,
+        keys=["k", "d", "t", "i", "b"],
+        sequence_by="s",
+        delete_when="v < 0",
+        locator="index",
+    )
+    moments = [dt.datetime.fromisoformat(text) for text in ("1850-01-01 00:00:00.000001", "2024-02-29 23:59:59.999999")]
+    for number in range(1, 4):
+        rows = [
+            (
+                f"ключ{i}",
+                dt.date(1 if i % 2 else 9999, 12, 31),
+                moments[i % 2],
+                -i,
+                2**62 + i,
+                Decimal(10**27) + number,
+                i,
+            )
+            for i in range(10)
+        ]
+        result = sink.merge(spark.createDataFrame(rows, schema).coalesce(1))
+        assert (result.locator, result.num_stale_rows) == ("index" if number > 1 else result.locator, 0)
+    assert measured
+    assert len(read_rows(path)) == 10

@@ -135,7 +135,7 @@ def note_written(job: MergeJob, written: Sequence[DataFile]) -> None:
         written: The new files. It does not matter whether they are ever committed.
     """
     index, probes = job.index, job.source.probes
-    if probes is None or len(written) != 1 or index.has(written[0].path) or index.keeps_order is False:
+    if probes is None or len(written) != 1 or index.has(written[0].path) or index.writes_in_order is False:
         return
     if job.transaction.partition_columns or not job.resolved.inserts_as_given(job.order_by) or _is_shuffled(job):
         return
@@ -148,7 +148,7 @@ def note_written(job: MergeJob, written: Sequence[DataFile]) -> None:
         return
     high, low = halves(probes["identity"])
     high, low = high[kept], None if low is None else low[kept]
-    if index.keeps_order is None:
+    if index.writes_in_order is None:
         index.expected = {written[0].path: (high, low)}
         return
     newest = {0: newest_of(probes["sequence"].take(pa.array(kept)))} if job.order_by else None
@@ -176,4 +176,4 @@ def _compare_expected(index: KeyIndex, paths: Mapping[int, str], files: Any, row
             one is other or (one is not None and other is not None and np.array_equal(one, other))
             for one, other in zip(found, expected, strict=True)
         )
-        index.keeps_order = is_same and index.keeps_order is not False
+        index.writes_in_order = is_same and index.writes_in_order is not False

@@ -45,7 +45,7 @@ MAX_UNFAMILIAR_ROWS = 100_000
 """If files that the last batch did not look into have more rows than this, they are scanned and not indexed, since the
 next batch may look elsewhere."""
 
-READS_OF_A_SCAN = 4
+KNOWN_PER_UNFAMILIAR = 4
 """Unless the index knows so many times as many rows: to scan them all takes longer than to index the others."""
 
 
@@ -80,7 +80,7 @@ def is_worthwhile(job: MergeJob) -> bool:
     candidates = {file.path: file for file in job.candidates}
     unfamiliar = job.index.note_asked(candidates.keys())
     num_known = num_indexed_rows([file for path, file in candidates.items() if job.index.has(path)])
-    allowed = max(MAX_UNFAMILIAR_ROWS, num_known // READS_OF_A_SCAN)
+    allowed = max(MAX_UNFAMILIAR_ROWS, num_known // KNOWN_PER_UNFAMILIAR)
     return is_large and num_indexed_rows([candidates[path] for path in unfamiliar]) <= allowed
 
 
