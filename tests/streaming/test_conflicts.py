@@ -101,6 +101,7 @@ def test_the_merge_comes_after_the_other_writer(spark, target, write_beside, at_
 PARTITIONS = {
     "string": ("STRING", ["a b=c", "x"]),
     "date": ("DATE", [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]),
+    "ancient date": ("DATE", [dt.date(1, 1, 1), dt.date(1582, 10, 4)]),
     "int": ("INT", [1, 2]),
 }
 
