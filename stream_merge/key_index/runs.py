@@ -81,9 +81,13 @@ def map_run(path: Path) -> RunContent:
         header = json.loads(reader.schema.metadata[_HEADER])
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         chunks = [Chunk(*_columns(batch)) for batch in batches]
-        return RunContent(header["fingerprint"], header["paths"], _decoded(header["newest"]), chunks)
+        content = RunContent(header["fingerprint"], header["paths"], _decoded(header["newest"]), chunks)
     except (pa.ArrowException, KeyError, TypeError) as error:
         raise ValueError(f"{path.name} is not a run of a key index: {error}") from error
+    numbers = [number for chunk in chunks for number in (chunk.files.min(), chunk.files.max())]
+    if len(content.paths) != len(content.newest) or any(not 0 <= number < len(content.paths) for number in numbers):
+        raise ValueError(f"{path.name} is not a run of a key index: it has entries of files that it does not name")
+    return content
 
 
 def _columns(batch: Any) -> tuple[Any, Any, Any, Any]:

@@ -330,3 +330,11 @@ def test_room_that_cannot_be_made_on_a_full_disk_costs_the_index_and_no_merge(sm
     monkeypatch.setattr(key_index, "MAX_ROWS_OF_ALL", 200)
     index.make_room(100, {"a"})
     assert (len(index), index.has("a")) == (0, False)
+
+
+@pytest.mark.parametrize(("number", "newest"), [(2, [None, None]), (-1, [None, None]), (0, [None])])
+def test_a_run_with_entries_of_files_that_it_does_not_name_is_none(tmp_path, number, newest):
+    chunk = Chunk.sorted_from(*entries([1]), np.array([number], np.int32), np.zeros(1, np.uint32))
+    write_run(tmp_path / "run", "f", ["a", "b"], newest, [chunk])
+    with pytest.raises(ValueError, match="does not name"):
+        map_run(tmp_path / "run")
