@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from stream_merge.batch.accept import accepted
 from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
 from stream_merge.batch.bind import bind
 from stream_merge.batch.column_checks import tell_left_out
-from stream_merge.batch.measure import measured
+from stream_merge.batch.measure import measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.reduce import Changes, Reduction, changes_of, reduced
 from stream_merge.batch.target import Target, prepare_target
@@ -81,9 +82,9 @@ def first_attempt(
             transaction=transaction,
             store=store,
         )
-        rows = kept_rows.enter_context(reduced(reduction))
+        rows, planned = kept_rows.enter_context(reduced(reduction, partial(plan_measure, reduction)))
         ahead = kept_rows.enter_context(written_ahead(reduction, rows, plan))
-        source = kept_rows.enter_context(measured(rows, reduction))
+        source = kept_rows.enter_context(measured(rows, reduction, planned))
     return Attempt(
         had_registers=had_registers,
         clauses=clauses,
@@ -134,12 +135,13 @@ def next_attempt(
     plan, rows, source = earlier.plan, earlier.rows, earlier.source
     if not is_same_table:
         plan = checked_plan(batch.config, clauses, transaction)
-        source = replace(source, is_independent=False, probes=None)
+        source = replace(source, is_independent=False, probes=None, tombstones=None)
     reduction = Reduction(batch=batch, changes=changes, resolved=resolved, transaction=transaction, store=store)
     if not kept.evaluated:
-        rows = kept_rows.enter_context(reduced(reduction))
-    if not kept.measured:
-        source = kept_rows.enter_context(measured(rows, reduction))
+        rows, planned = kept_rows.enter_context(reduced(reduction, partial(plan_measure, reduction)))
+        source = kept_rows.enter_context(measured(rows, reduction, planned))
+    elif not kept.measured:
+        source = kept_rows.enter_context(measured(rows, reduction, plan_measure(reduction, rows)))
     attempt = replace(
         earlier,
         had_registers=opened.had_registers,

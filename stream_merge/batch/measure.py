@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.batch.reduce import Reduction
 from stream_merge.bridge.merge_condition import KeyPair
-from stream_merge.bridge.sessions import persisted, planned_at_once, summaries
+from stream_merge.bridge.sessions import persisted, plan, planned_at_once, summaries
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.column_names import (
     DELETED,
@@ -26,7 +26,7 @@ from stream_merge.column_names import (
 from stream_merge.config import SinkConfig
 from stream_merge.errors import NullKeyError
 from stream_merge.merge.independence import independence_of
-from stream_merge.merge.locate.probes import collected_probes, collected_table, has_probes
+from stream_merge.merge.locate.probes import collected, collected_probes, collected_table, has_probes
 from stream_merge.merge.source import Source, bound_of, deletes, null_key_condition
 from stream_merge.partial_updates.fold import since_deletes
 from stream_merge.partial_updates.registers import PartialUpdates
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from stream_merge.tombstones.manifest import TombstoneFile
     from stream_merge.tombstones.store import TombstoneStore
 
+_COLLECTED = ("probes", "tombstones")
+
 MAX_PARTITION_VALUES = 1000
 """Up to this many values of a partition column are compared one by one; beyond it only their range is."""
 
@@ -44,28 +46,53 @@ FIRST_PLAIN_MICROS = -2_208_988_800_000_000
 """The beginning of 1900, in microseconds since the epoch."""
 
 
-@contextmanager
-def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
-    """Drop the rows that are older than a remembered delete of their key, and measure the others.
+@dataclass(frozen=True, slots=True)
+class PlannedMeasure:
+    """What `measured` is going to compute.
 
-    Args:
-        rows: The evaluated rows.
-        reduction: The batch that they come from.
-
-    Raises:
-        NullKeyError: Keys are null and `null_keys` is error.
+    Attributes:
+        measure: The aggregates.
+        frame: They over all rows of the batch, planned; None if some rows may have to go first.
     """
+
+    measure: _Measure
+    frame: DataFrame | None
+
+
+def plan_measure(reduction: Reduction, rows: DataFrame) -> PlannedMeasure:
+    """Plan what `measured` will compute over rows, which may still be being evaluated."""
     config, resolved, store = reduction.changes.bound.config, reduction.resolved, reduction.store
-    partial = reduction.changes.partial
-    columns = reduction.transaction.partition_columns
-    order_by = config.sequence_columns if config.keeps_order else ()
     # The key index will probably be asked again, and not about what it cannot answer.
     asks_index = (
         reduction.batch.caches.index.is_in_use
         and has_probes(resolved)
         and independence_of(resolved, keeps_order=config.keeps_order) is not None
     )
-    measure = _Measure(config, resolved, columns, store, reduction.batch.name, order_by if asks_index else None)
+    measure = _Measure(
+        config=config,
+        resolved=resolved,
+        partition_columns=reduction.transaction.partition_columns,
+        store=store,
+        batch_name=reduction.batch.name,
+        probes_by=(config.sequence_columns if config.keeps_order else ()) if asks_index else None,
+    )
+    may_drop_rows = store is not None and (store.state.truncated is not None or store.reach.likely(store.files))
+    return PlannedMeasure(measure, None if may_drop_rows else plan(measure.planned(rows)))
+
+
+@contextmanager
+def measured(rows: DataFrame, reduction: Reduction, planned: PlannedMeasure) -> Iterator[Source]:
+    """Drop the rows that are older than a remembered delete of their key, and measure the others.
+
+    Args:
+        rows: The evaluated rows.
+        reduction: The batch that they come from.
+        planned: What `plan_measure` returned for both.
+
+    Raises:
+        NullKeyError: Keys are null and `null_keys` is error.
+    """
+    store, partial, measure = reduction.store, reduction.changes.partial, planned.measure
     columns = [quote(name) for name in rows.columns]
     rows, num_truncated = _untruncated(rows, store, partial)
     with ExitStack() as stack:
@@ -80,7 +107,7 @@ def measured(rows: DataFrame, reduction: Reduction) -> Iterator[Source]:
         likely = [] if store is None else store.reach.likely(store.files)
         found, (num_deleted, num_outdated) = look_up(likely), (0, 0)
         if found is None:
-            facts = measure.take(rows)
+            facts = measure.take(rows) if planned.frame is None else measure.collect(planned.frame)
         else:
             # Mostly no delete is found, and what is measured at the same time holds.
             (num_deleted, num_outdated), row = summaries(found[1], measure.frame(rows))
@@ -121,7 +148,7 @@ def _untruncated(
     return rows, num_truncated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
     """The aggregates over a batch that a merge needs, computed in one pass; see `measured`.
 
@@ -174,16 +201,36 @@ class _Measure:
                 aggregates.append(store.tombstones.highest_delete(is_delete, columns).alias("highest_delete"))
         return aggregates
 
+    def planned(self, rows: DataFrame) -> DataFrame:
+        """Return the aggregates over rows, and the probes if they are wanted, as `collect` takes them."""
+        resolved, order_by = self.resolved, self.probes_by
+        probes: list[Column] = []
+        if order_by is not None:
+            source = resolved.source(rows)
+            probes = resolved.once(
+                f"probes of {rows.columns}",
+                lambda: [*collected_probes(resolved, order_by, source), *self._tombstones(rows.columns)],
+            )
+        return planned_at_once(self.frame(rows, *probes))
+
+    def _tombstones(self, columns: Sequence[str]) -> list[Column]:
+        """Return the tombstones of the rows that are deletes, as one aggregate; nothing if the sink keeps none."""
+        if self.store is None:
+            return []
+        is_delete = deletes(self.resolved, columns)
+        return [collected(is_delete, self.store.tombstones.columns(columns)).alias("tombstones")]
+
+    def collect(self, planned: DataFrame) -> dict[str, Any]:
+        """Compute what `planned` returned."""
+        if self.probes_by is None:
+            return planned.collect()[0].asDict()
+        table = planned.toArrow()
+        facts = {name: table[name][0] for name in table.column_names}
+        return {name: value if name in _COLLECTED else value.as_py() for name, value in facts.items()}
+
     def take(self, rows: DataFrame) -> dict[str, Any]:
         """Compute the aggregates over rows, and collect the probes."""
-        resolved, order_by = self.resolved, self.probes_by
-        if order_by is None:
-            return summaries(self.frame(rows))[0].asDict()
-        source = resolved.source(rows)
-        probes = resolved.once(f"probes of {rows.columns}", lambda: collected_probes(resolved, order_by, source))
-        table = planned_at_once(self.frame(rows, *probes)).toArrow()
-        facts = {name: table[name][0] for name in table.column_names}
-        return {name: value if name == "probes" else value.as_py() for name, value in facts.items()}
+        return self.collect(self.planned(rows))
 
     def source(self, rows: DataFrame, facts: Mapping[str, Any], num_outdated: int) -> Source:
         """Return the source that these rows and their aggregates make.
@@ -216,6 +263,7 @@ class _Measure:
             num_unresolved=known.get("unresolved", 0),
             counts=counts,
             probes=collected_table(known["probes"], known["num_probes"]) if "probes" in known else None,
+            tombstones=collected_table(known["tombstones"], known["deletes"]) if "tombstones" in known else None,
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 from stream_merge.batch.accept import Accepted
 from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.micro_batch import MicroBatch
-from stream_merge.bridge.materialized import materialized
+from stream_merge.bridge.materialized import materialized_while
+from stream_merge.bridge.source_size import is_known_to_be_small
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import SOURCE_ID
@@ -37,6 +38,8 @@ from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.sql import quote
 from stream_merge.table.files import KeyRange
 from stream_merge.tombstones.store import TombstoneStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +176,22 @@ Reducer: TypeAlias = "Callable[[Reduction, ExitStack], DataFrame]"
 
 
 @contextmanager
-def reduced(reduction: Reduction) -> Iterator[DataFrame]:
-    """Give the rows that the merge takes, numbered by `SOURCE_ID`, for the block. The batch is evaluated here, once."""
+def reduced(reduction: Reduction, call: Callable[[DataFrame], T]) -> Iterator[tuple[DataFrame, T]]:
+    """Give the rows that the merge takes, numbered by `SOURCE_ID`, for the block. The batch is evaluated here, once.
+
+    Args:
+        reduction: The batch.
+        call: Plans what comes next; see `materialized_while`.
+
+    Returns:
+        The rows, and what the call returned.
+    """
+    batch, changes = reduction.batch, reduction.changes
     with ExitStack() as stack:
-        rows = _reducer(reduction)(reduction, stack)
-        yield stack.enter_context(materialized(rows.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))))
+        rows = _reducer(reduction)(reduction, stack).select("*", F.monotonically_increasing_id().alias(SOURCE_ID))
+        # Rows that are counted already are reduced in one task without a shuffle, if they are few.
+        is_small = changes.num_rows is None and is_known_to_be_small(batch.frame, batch.query)
+        yield stack.enter_context(materialized_while(rows, call, in_one_task=is_small))
 
 
 def _reducer(reduction: Reduction) -> Reducer:

@@ -131,7 +131,9 @@ def _tombstones_written(batch: MicroBatch, attempt: Attempt) -> Iterator[None]:
                 return resolved.source(source.rows).where(deletes(resolved, source.rows.columns))
 
             stack.enter_context(
-                attempt.store.remembering(deleted, source.num_deletes, source.highest_delete, batch.name)
+                attempt.store.remembering(
+                    deleted, source.num_deletes, source.highest_delete, batch.name, source.tombstones
+                )
             )
         yield
         with batch.timer.phase("stage"):

@@ -10,15 +10,19 @@ treats its source in the same way ("source materialization").
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame
 
 from stream_merge.bridge.jvm import items, java_class, optional
 from stream_merge.bridge.sessions import persisted
+from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.errors import SourceLostError
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
@@ -33,11 +37,32 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
         SourceLostError: Rows that the block needs are lost with an executor, or each evaluation left two versions of
             some rows.
     """
+    with materialized_while(frame, lambda _: None) as (rows, _):
+        yield rows
+
+
+@contextmanager
+def materialized_while(
+    frame: DataFrame, call: Callable[[DataFrame], T], *, in_one_task: bool = False
+) -> Iterator[tuple[DataFrame, T]]:
+    """Evaluate a frame as `materialized` does, and call a function beside it; yield the rows and what it returned.
+
+    Args:
+        frame: The frame.
+        call: Gets the frame of the rows, and may plan what is to be done with them; it must not run a job on them.
+        in_one_task: Whether the frame has few rows, so that one task should do what comes after a shuffle.
+
+    Raises:
+        SourceLostError: As `materialized` does.
+    """
+    spark = frame.sparkSession
+    description = spark.sparkContext.getLocalProperty("spark.job.description") or ""
     for _ in range(_MAX_EVALUATIONS):
-        with persisted(frame) as rows:
-            blocks = _seal(rows)
-            if _are_unique(rows, blocks):
-                yield rows
+        with persisted(frame, in_one_task=in_one_task) as rows:
+            with BackgroundTask(spark, description, partial(_seal, rows)) as sealing:
+                result = call(rows)
+            if _are_unique(rows, sealing.result()):
+                yield rows, result
                 return
         logger.warning("two tasks have computed the same rows of a micro-batch; it is evaluated again")
     raise SourceLostError(

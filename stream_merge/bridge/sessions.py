@@ -212,7 +212,7 @@ def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:
 
 
 @contextmanager
-def persisted(frame: DataFrame, *, at_once: bool = False) -> Iterator[DataFrame]:
+def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = False) -> Iterator[DataFrame]:
     """Keep a frame's rows for the block, and yield a frame of them whose plan ends there.
 
     With the frame itself, Spark would analyse its whole plan again for every job, only to find it in its cache.
@@ -221,9 +221,12 @@ def persisted(frame: DataFrame, *, at_once: bool = False) -> Iterator[DataFrame]
         frame: The frame.
         at_once: Whether it has few rows, so that it should be planned without adaptive execution; see
             `planned_at_once`.
+        in_one_task: The same, and one task should do what comes after a shuffle.
     """
     spark = frame.sparkSession
     sessions = _immediate_caching_sessions if at_once else _caching_sessions
+    if in_one_task:
+        sessions = _one_task_caching_sessions
     kept = moved(frame, sessions.session_for(spark)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         plan = kept._jdf.queryExecution().withCachedData()
@@ -240,6 +243,12 @@ def planned_at_once(frame: DataFrame) -> DataFrame:
     do. Without it, a shuffle is spread over as many tasks as run at a time.
     """
     return moved(frame, _immediate_sessions.session_for(frame.sparkSession))
+
+
+def plan(frame: DataFrame) -> DataFrame:
+    """Plan a frame, so that its action need not, and return it."""
+    frame._jdf.queryExecution().executedPlan()
+    return frame
 
 
 def summary(frame: DataFrame, *aggregates: Column) -> Row:
@@ -313,4 +322,5 @@ time of the job that evaluates it. What does not fit into memory goes to disk.""
 _caching_sessions = _Clones(lambda _: _CACHE)
 _immediate_sessions = _Clones(_at_once)
 _immediate_caching_sessions = _Clones(lambda spark: {**_at_once(spark), _COMPRESS_CACHED: "false"})
+_one_task_caching_sessions = _Clones(lambda _: {ADAPTIVE: "false", _SHUFFLE_PARTITIONS: "1", _COMPRESS_CACHED: "false"})
 _log_sessions = _Clones(lambda _: {_SNAPSHOT_PARTITIONS: "1"})

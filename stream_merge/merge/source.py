@@ -42,6 +42,7 @@ class Source:
         num_unresolved: How many rows lack a value that their change did not send.
         counts: Metrics of the order of changes, by field name of `MergeResult`.
         probes: What the key index is asked (`merge/locate/probes.py`), as an Arrow table; None if it was not collected.
+        tombstones: Keys and sequences of the deletes, as an Arrow table; None if they were not collected.
     """
 
     rows: DataFrame
@@ -54,6 +55,7 @@ class Source:
     num_unresolved: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     probes: Any = None
+    tombstones: Any = None
 
     def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
         """Return the ranges that the batch can match in a table with this schema, so that files can be skipped."""

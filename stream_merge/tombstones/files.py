@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
@@ -24,6 +25,7 @@ from stream_merge.merge.key_and_sequence import key_fields, key_names, key_type,
 from stream_merge.row_json import EXACT_TIMES
 from stream_merge.sql import quote
 from stream_merge.steps import reached
+from stream_merge.tombstones.collected import parquet_of
 from stream_merge.tombstones.manifest import FOLDER, RetiredFile, TombstoneFile, TombstoneManifest
 
 MAX_FILES = 16
@@ -188,10 +190,26 @@ class Tombstones:
         """
         # Text that depends on a column: Spark would compile a number into its generated code, anew for each batch.
         moment = F.concat(F.lit(str(now_ms)), F.substring(F.col(SOURCE_ID).cast("string"), 1, 0)).cast("long")
-        rows = deletes.select(*self._key_columns(), self._deleted_at(deletes.columns), moment.alias("deleted_ms"))
+        rows = deletes.select(*self.columns(deletes.columns), moment.alias("deleted_ms"))
         return TombstoneFile(
             path=self._write(rows), num_rows=num_rows, oldest_ms=now_ms, newest_ms=now_ms, highest=highest
         )
+
+    def write_collected(self, tombstones: Any, highest: str | None, now_ms: int) -> TombstoneFile:
+        """Write tombstones that are on the driver.
+
+        Args:
+            tombstones: A table of them, which `is_writable`.
+            highest: What `highest_delete` returned.
+            now_ms: The current time, in milliseconds since the epoch.
+        """
+        path = f"{FOLDER}/{uuid.uuid4()}"
+        self.table.write_file(f"{path}/part-0.parquet", parquet_of(tombstones, now_ms, self._spark.version))
+        return TombstoneFile(path=path, num_rows=len(tombstones), oldest_ms=now_ms, newest_ms=now_ms, highest=highest)
+
+    def columns(self, columns: Collection[str]) -> list[Column]:
+        """Return the key and the sequence of the tombstone of a source row, whose columns are given."""
+        return [*self._key_columns(), self._deleted_at(columns)]
 
     def _deleted_at(self, columns: Collection[str]) -> Column:
         return F.col(NEWEST_DELETE).alias("sequence") if NEWEST_DELETE in columns else self.sequence_column()

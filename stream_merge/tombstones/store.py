@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -25,6 +25,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.steps import reached
 from stream_merge.table.files import now_ms
+from stream_merge.tombstones.collected import is_writable
 from stream_merge.tombstones.files import Tombstones
 from stream_merge.tombstones.history import manifest_of, older_columns
 from stream_merge.tombstones.manifest import (
@@ -64,7 +65,12 @@ class TombstoneStore:
 
     @contextmanager
     def remembering(
-        self, deletes: Callable[[], DataFrame], num_deletes: int, highest: str | None, batch_name: str
+        self,
+        deletes: Callable[[], DataFrame],
+        num_deletes: int,
+        highest: str | None,
+        batch_name: str,
+        collected: Any = None,
     ) -> Iterator[None]:
         """Write the batch's deletes while the block runs; they are complete when it ends.
 
@@ -73,16 +79,20 @@ class TombstoneStore:
             num_deletes: The number of these rows.
             highest: Their highest sequence, as JSON.
             batch_name: The batch's name in job descriptions.
+            collected: A table of the tombstones, if they were collected.
         """
         if not num_deletes or self._written is not None:
             yield
             return
-        rows = deletes()
+        rows = None if is_writable(collected) else deletes()
+
+        def write() -> TombstoneFile:
+            if rows is None:
+                return self.tombstones.write_collected(collected, highest, now_ms())
+            return self.tombstones.write(rows, num_deletes, highest, now_ms())
+
         reached("remembering")
-        description = f"{batch_name}: remember deletes"
-        with BackgroundTask(
-            rows.sparkSession, description, lambda: self.tombstones.write(rows, num_deletes, highest, now_ms())
-        ) as writing:
+        with BackgroundTask(self.tombstones.table.spark, f"{batch_name}: remember deletes", write) as writing:
             yield
             self._written = writing.result()
         reached("remembered")

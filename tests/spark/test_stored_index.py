@@ -376,18 +376,25 @@ def test_parts_of_files_have_few_rows_and_few_files(monkeypatch):
 
 def test_what_is_measured_with_the_probes_is_what_is_measured_without(spark, create_table, read_rows, monkeypatch):
     measured = []
-    take = measure._Measure.take
+    planned, collect = measure._Measure.planned, measure._Measure.collect
+    rows_of = []
 
-    def compared(self, rows):
-        facts = take(self, rows)
+    def planning(self, rows):
+        rows_of.append(rows)
+        return planned(self, rows)
+
+    def compared(self, frame):
+        facts = collect(self, frame)
         if self.probes_by is not None:
-            without = take(replace(self, probes_by=None), rows)
+            other = replace(self, probes_by=None)
+            without = collect(other, planned(other, rows_of[-1]))
             assert {name: facts[name] for name in without} == without
             assert {*map(type, without.values())} == {type(facts[name]) for name in without}
             measured.append(facts["rows"])
         return facts
 
-    monkeypatch.setattr(measure._Measure, "take", compared)
+    monkeypatch.setattr(measure._Measure, "planned", planning)
+    monkeypatch.setattr(measure._Measure, "collect", compared)
     schema = "k string, d date, t timestamp, i smallint, b bigint, s decimal(38,10), v int"
     path = create_table(schema, deletion_vectors=True, partition_by=["d", "t"])
     sink = merge_sink(

@@ -62,19 +62,24 @@ def collected_probes(resolved: ResolvedMerge, order_by: Sequence[str], source: D
     The list is shorter than that if there are too many.
     """
     is_probe = has_key(source, [pair.source for pair in resolved.key_pairs])
+    probes = collected(is_probe, _columns(resolved, order_by, source)).alias("probes")
+    return [probes, F.count(F.when(is_probe, 1)).alias("num_probes")]
+
+
+def collected(is_wanted: Column, columns: Sequence[Column]) -> Column:
+    """Return an aggregate of a batch: a list of structs, one for each wanted row, for `collected_table`.
+
+    The list is shorter if there are too many.
+    """
     row = F.col(SOURCE_ID).bitwiseAND(F.lit(2**ROW_BITS - 1))
     is_near = row * (F.shiftright(SOURCE_ID, ROW_BITS) + 1) < MAX_COLLECTED
-    probe = F.struct(*_columns(resolved, order_by, source))
-    return [
-        F.collect_list(F.when(is_probe & is_near, probe)).alias("probes"),
-        F.count(F.when(is_probe, 1)).alias("num_probes"),
-    ]
+    return F.collect_list(F.when(is_wanted & is_near, F.struct(*columns)))
 
 
-def collected_table(probes: Any, num_probes: int) -> Any:
-    """Return the collected probes as a table; None if they are not all there."""
-    structs = probes.values
-    if len(structs) != num_probes:
+def collected_table(found: Any, number: int) -> Any:
+    """Return what was collected as a table; None if it is not all of a number of rows."""
+    structs = found.values
+    if len(structs) != number:
         return None
     return pa.Table.from_batches([pa.RecordBatch.from_struct_array(structs)])
 

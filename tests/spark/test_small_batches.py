@@ -1,0 +1,116 @@
+"""What a batch does without that is known to be small: shuffles, adaptive execution, and jobs for a few deletes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from stream_merge import merge_sink
+from stream_merge.bridge import source_size
+from stream_merge.tombstones.manifest import FOLDER
+from tests.spark.jobs import job_descriptions, next_job_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from tests.conftest import CreateTable
+
+
+def tombstones(spark: SparkSession, path: str) -> list[str]:
+    """Return the keys and sequences of all tombstones below a table, as text, in which NaN equals NaN."""
+    files = [str(file) for file in Path(path, FOLDER).rglob("*.parquet")]
+    rows = spark.read.parquet(*files).drop("deleted_ms").collect()
+    return sorted(map(str, rows))
+
+
+MOMENTS = ("0001-01-01 00:00:00", "1850-06-01 12:00:00.000001", "9999-12-31 23:59:59.999999")
+SEQUENCES: dict[str, Callable[[int], Any]] = {
+    "decimal(38,10)": lambda n: Decimal(10**27) + Decimal(n) / 10**10,
+    "timestamp": lambda n: dt.datetime.fromisoformat(MOMENTS[1 + n % 2]),
+    "timestamp_ntz": lambda n: dt.datetime.fromisoformat(MOMENTS[n % 3]),
+    "double": lambda n: [float("-inf"), -0.0, float("nan")][n % 3],
+    "binary": lambda n: bytes([n, 0, 255]),
+    "string": lambda n: f"ключ '{n}' " + "x" * 40,
+    "boolean": lambda n: n % 2 == 0,
+    "date": lambda n: dt.date(1 if n % 2 else 1582, 10, 4),
+}
+
+
+@pytest.mark.parametrize("sequence_type", SEQUENCES)
+def test_deletes_are_remembered_alike_with_and_without_a_job(
+    spark: SparkSession, create_table: CreateTable, tmp_path: Path, sequence_type: str
+) -> None:
+    schema = f"k string, d date, t timestamp, n smallint, s {sequence_type}, v int"
+
+    def row(number: int, value: int) -> tuple[Any, ...]:
+        moment = dt.datetime.fromisoformat(MOMENTS[1 + number % 2])
+        return (f"k{number}", dt.date(1 + number, 1, 1), moment, -number, SEQUENCES[sequence_type](number), value)
+
+    found = {}
+    for locator in ("index", "scan"):
+        path = create_table(
+            schema, [row(n, 0) for n in range(9)], deletion_vectors=True, path=str(tmp_path / f"of {locator} d=1")
+        )
+        sink = merge_sink(path, keys=["k", "d", "t", "n"], sequence_by="s", delete_when="v < 0", locator=locator)
+        sink.merge(spark.createDataFrame([row(8, 5), row(20, 1)], schema))
+        since = next_job_id(spark)
+        result = sink.merge(spark.createDataFrame([row(n, -1) for n in range(6)] + [row(21, 1)], schema))
+        described = [text.rpartition(": ")[2] for text in job_descriptions(spark, since)]
+        assert (result.num_target_rows_deleted, result.num_tombstones_added) == (6, 6)
+        found[locator] = tombstones(spark, path), "remember deletes" in described
+    # The driver compares no sequences of these types: the index does not serve them.
+    assert found["index"] == (found["scan"][0], sequence_type in {"timestamp_ntz", "double", "binary"})
+    assert found["scan"][1]
+    assert len(found["scan"][0]) == 6
+
+
+@pytest.mark.core
+def test_what_was_deleted_without_a_job_stays_deleted(
+    create_table: CreateTable, create_source: Callable[..., DataFrame], read_rows: Callable[[str], list[Row]]
+) -> None:
+    schema = "k string, s bigint, v int"
+    path = create_table(schema, [(f"k{n}", 0, n) for n in range(5)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", sequence_by="s", delete_when="v < 0", locator="index")
+    sink.merge(create_source(schema, [("k4", 0, 4), ("k9", 1, 9)]))
+    sink.merge(create_source(schema, [("k0", 5, -1), ("k1", 7, -1)]))
+    late = merge_sink(path, keys="k", sequence_by="s", delete_when="v < 0")
+    result = late.merge(create_source(schema, [("k0", 4, 40), ("k1", 8, 80), ("k2", 1, 20)]))
+    assert result.num_outdated_rows == 1
+    assert {row["k"]: row["v"] for row in read_rows(path)} == {"k1": 80, "k2": 20, "k3": 3, "k4": 4, "k9": 9}
+
+
+def sorted_jobs(spark: SparkSession, since: int) -> Sequence[str]:
+    return sorted(text.rpartition(": ")[2] for text in job_descriptions(spark, since))
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_small_batch_is_reduced_in_one_job(
+    spark: SparkSession, create_table: CreateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    monkeypatch.setattr(source_size, "_SMALL_BYTES", source_size._SMALL_BYTES if is_small else 0)
+    path = create_table("k bigint, s bigint, v bigint", [(n, 0, n) for n in range(50)], deletion_vectors=True)
+    sink = merge_sink(path, keys="k", sequence_by="s", delete_when="v < 0", locator="index")
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        for number in range(1, 4):
+            rows = spark.range(60).selectExpr("id AS k", f"{number}L + id % 2 AS s", "if(id % 10 = 0, -1L, id) AS v")
+            changes = str(tmp_path / str(number))
+            rows.union(rows.withColumn("s", F.col("s") - 9)).repartition(3).write.parquet(changes)
+            since = next_job_id(spark)
+            result = sink.merge(spark.read.schema("k bigint, s bigint, v bigint").parquet(changes))
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", before)
+    # The source is read and measured; of one that is not small the shuffle is a job of its own.
+    assert [job for job in sorted_jobs(spark, since) if job == "read the source"] == ["read the source"] * (
+        2 if is_small else 3
+    )
+    assert "remember deletes" not in sorted_jobs(spark, since)
+    assert (result.locator, result.num_superseded_rows, result.num_target_rows_updated) == ("index", 60, 54)
