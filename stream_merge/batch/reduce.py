@@ -50,6 +50,7 @@ class Changes:
         moves: The rows that get another key and have values that must follow them; None if there are none.
         partial: How these changes, or rows of the target, set single columns; None if whole rows can be merged.
         unset: The columns that a change of the batch leaves alone; None if that was not looked for.
+        num_lacking: The number of changes that leave columns alone and give no row another key; None as well.
         num_rows: The number of rows that the batch has kept; None where they were not counted.
     """
 
@@ -59,6 +60,7 @@ class Changes:
     moves: Moves | None
     partial: PartialUpdates | None
     unset: Sequence[str] | None
+    num_lacking: int | None
     num_rows: int | None
 
     def narrowed(self, store: TombstoneStore | None) -> Changes:
@@ -99,6 +101,7 @@ def changes_of(
         moves=None,
         partial=bound.partial,
         unset=accepted.unset,
+        num_lacking=accepted.num_lacking,
         num_rows=accepted.num_rows,
     )
     with ExitStack() as stack:
@@ -134,6 +137,19 @@ class Reduction:
     resolved: ResolvedMerge
     transaction: Transaction
     store: TombstoneStore | None
+
+    @property
+    def whole_rows(self) -> ResolvedMerge | None:
+        """The statement that merges whole rows, if no row of the batch probably needs values of the target's row."""
+        changes = self.changes
+        if changes.partial is None or changes.truncates is not None or changes.num_lacking != 0:
+            return None
+        return self.resolved.whole_rows
+
+    @property
+    def measured_for(self) -> ResolvedMerge:
+        """The statement that is tried first."""
+        return self.whole_rows or self.resolved
 
     def written(self, names: Sequence[str]) -> set[str]:
         """Return which columns of a frame the target takes, in lower case; all where clauses say what they take."""
@@ -177,7 +193,10 @@ def reduced(reduction: Reduction) -> Iterator[DataFrame]:
     """Give the rows that the merge takes, numbered by `SOURCE_ID`, for the block. The batch is evaluated here, once."""
     with ExitStack() as stack:
         rows = _reducer(reduction)(reduction, stack)
-        yield stack.enter_context(materialized(rows.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))))
+        numbered = rows.select("*", F.monotonically_increasing_id().alias(SOURCE_ID))
+        moves = reduction.changes.moves
+        # The changes that hand values on are joined in many small stages.
+        yield stack.enter_context(materialized(numbered, at_once=moves is not None and moves.is_small))
 
 
 def _reducer(reduction: Reduction) -> Reducer:

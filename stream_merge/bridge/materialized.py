@@ -26,15 +26,19 @@ _MAX_EVALUATIONS = 3
 
 
 @contextmanager
-def materialized(frame: DataFrame) -> Iterator[DataFrame]:
+def materialized(frame: DataFrame, *, at_once: bool = False) -> Iterator[DataFrame]:
     """Evaluate a frame, and yield a frame of its kept rows for the block.
+
+    Args:
+        frame: The frame.
+        at_once: Whether it should be planned without adaptive execution; see `persisted`.
 
     Raises:
         SourceLostError: Rows that the block needs are lost with an executor, or each evaluation left two versions of
             some rows.
     """
     for _ in range(_MAX_EVALUATIONS):
-        with persisted(frame) as rows:
+        with persisted(frame, at_once=at_once) as rows:
             blocks = _seal(rows)
             if _are_unique(rows, blocks):
                 yield rows

@@ -32,6 +32,7 @@ from stream_merge.tombstones.manifest import (
     TombstoneFile,
     TombstoneManifest,
 )
+from stream_merge.tombstones.moved_schemas import MovedSchemas
 from stream_merge.tombstones.reach import Reach
 
 T = TypeVar("T")
@@ -238,6 +239,7 @@ def load_store(
     *,
     had_registers: bool,
     reach: Reach,
+    schemas: MovedSchemas,
 ) -> TombstoneStore | None:
     """Return the tombstones of the version that is read; None if the sink keeps none.
 
@@ -249,6 +251,7 @@ def load_store(
         had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch; if so, and no state says otherwise,
             rows may use it.
         reach: The files that the last batch reached.
+        schemas: What the sink knows of the schemas of files with values.
 
     Raises:
         ConfigurationChangedError: The table was written with other keys or another sequence.
@@ -271,6 +274,7 @@ def load_store(
         keys={key: schema[key.lower()] for key in ordered.keys},
         sequence={name: schema[name.lower()] for name in ordered.sequence_columns},
         is_null_safe=config.null_keys == "match",
+        schemas=schemas,
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
     return TombstoneStore(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
