@@ -69,7 +69,8 @@ def accepted(
             judged = _quarantine(batch, bound, transaction).accepted(rows, frame, resolved, special)
             rows, num_quarantined_rows, counts = stack.enter_context(judged)
         else:
-            special = special_changes(bound.config, bound.partial)
+            once = batch.caches.expressions(batch.frame, transaction)
+            special = once("special changes", lambda: special_changes(bound.config, bound.partial))
         if special and not counts:
             rows = stack.enter_context(materialized(rows))
             counts = _counted(rows, bound, special)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge import sessions
 from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_stable, qualified_sql
 from stream_merge.bridge.sessions import settings_fingerprint
-from stream_merge.bridge.statement import ResolvedMerge, analyse
+from stream_merge.bridge.statement import Once, ResolvedMerge, analyse
 from stream_merge.bridge.table import sql_name
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.bridge.ui import OperationMetrics
@@ -31,6 +32,8 @@ from stream_merge.table.features import CHAR_VARCHAR, GENERATED
 from stream_merge.table.files import TableFiles
 from stream_merge.tombstones.moved_schemas import MovedSchemas
 from stream_merge.tombstones.reach import Reach
+
+T = TypeVar("T")
 
 MAX_RESOLVED = 8
 
@@ -64,6 +67,7 @@ class SinkCaches:
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)
+    _expressions: OrderedDict[tuple[str, ...], dict[str, Any]] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
     _sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
     _metrics: tuple[str, OperationMetrics] | None = None
@@ -90,6 +94,26 @@ class SinkCaches:
             load=transaction.all_files,
         )
         return self.files
+
+    def expressions(self, batch: DataFrame, transaction: Transaction) -> Once:
+        """Return what keeps expressions of names alone for batches and tables with the same columns: see `Once`."""
+        key = (
+            sessions.session_id(batch.sparkSession),
+            batch.schema.json(),
+            str(transaction.metadata),
+            str(transaction.protocol),
+        )
+        made = self._expressions.setdefault(key, {})
+        self._expressions.move_to_end(key)
+        while len(self._expressions) > MAX_RESOLVED:
+            self._expressions.popitem(last=False)
+
+        def once(name: str, make: Callable[[], T]) -> T:
+            if name not in made:
+                made[name] = make()
+            return cast("T", made[name])
+
+        return once
 
     def resolve(
         self,

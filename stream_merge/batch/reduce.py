@@ -107,7 +107,8 @@ def changes_of(
     with ExitStack() as stack:
         # Without tombstones nothing can wait for its row.
         if accepted.has_moves and bound.partial is not None and store is not None:
-            described = with_moves(described_changes(rows, bound.config, bound.partial), bound.config)
+            once = batch.caches.expressions(batch.frame, transaction)
+            described = with_moves(described_changes(rows, bound.config, bound.partial, once), bound.config, once)
             moves = find_moves(
                 described,
                 bound.config,
@@ -115,6 +116,7 @@ def changes_of(
                 accepted.num_rows,
                 moved=store.moved,
                 may_remember=store.may_remember_move,
+                once=once,
             )
             changes = replace(changes, moves=stack.enter_context(moves))
         yield changes.narrowed(store)
@@ -219,7 +221,8 @@ def _newest(reduction: Reduction, _: ExitStack) -> DataFrame:
 def _columns(reduction: Reduction, _: ExitStack) -> DataFrame:
     changes = reduction.changes
     assert changes.bound.partial is not None
-    described = described_changes(changes.rows, changes.bound.config, changes.bound.partial)
+    once = reduction.batch.caches.expressions(reduction.batch.frame, reduction.transaction)
+    described = described_changes(changes.rows, changes.bound.config, changes.bound.partial, once)
     return _folded(reduction, described) if changes.bound.config.sequence_by else described
 
 
@@ -235,6 +238,7 @@ def _key_changes(reduction: Reduction, stack: ExitStack) -> DataFrame:
         incomplete=store.incomplete,
         deletes=store.deletes,
         keep=store.keep_moved,
+        once=reduction.batch.caches.expressions(reduction.batch.frame, reduction.transaction),
     )
     return _folded(reduction, stack.enter_context(moved))
 

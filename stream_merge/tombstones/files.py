@@ -146,11 +146,11 @@ class Tombstones:
         all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
         return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
 
-    def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
-        """Return whether a file may have a tombstone with this sequence or a newer one."""
-        if file.highest is None:
-            return F.lit(True)
-        return F.coalesce(~(self.column_of(file.highest) < sequence.cast(self.sequence_type)), F.lit(True))
+    def may_hold(self, files: Sequence[TombstoneFile], sequence: Column) -> Column:
+        """Return whether one of the files may have a tombstone with this sequence or a newer one."""
+        if not files:
+            return F.lit(False)
+        return F.array_max(self.are_reached(files, sequence.cast(self.sequence_type)))
 
     def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
         """Return the highest sequence that `write` writes for the source's rows, as JSON."""

@@ -30,8 +30,7 @@ class MovedSchemas:
             found = schema if found is None or schema is None else united(found, schema)
             if found is None:
                 return None
-        assert isinstance(found, StructType)
-        return found
+        return found if isinstance(found, StructType) else None
 
 
 def united(one: DataType, other: DataType) -> DataType | None:

@@ -6,12 +6,10 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
@@ -183,8 +181,7 @@ class TombstoneStore:
 
     def may_remember_move(self, at: Column) -> Column:
         """Return whether a tombstone that holds values may have this sequence."""
-        moved = [file for file in self.state.files if file.num_moved]
-        return reduce(Column.__or__, (self.tombstones.may_hold(file, at) for file in moved), F.lit(False))
+        return self.tombstones.may_hold([file for file in self.state.files if file.num_moved], at)
 
     def incomplete(self) -> DataFrame | None:
         """Return the tombstones that hold only some of a row's values; None if there are none."""

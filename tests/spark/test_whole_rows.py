@@ -8,6 +8,7 @@ from pyspark.sql import Row
 from stream_merge import merge_sink
 from stream_merge.merge import merge_on_read
 from tests.conftest import CreateTable
+from tests.spark.jobs import jobs_since, next_job_id
 from tests.spark.test_key_moves import SCHEMA, TARGET, delete, moving, upsert
 
 
@@ -125,3 +126,17 @@ def test_a_conflict_with_a_writer_of_the_key_that_a_row_moves_to(create_source, 
         Row(id=3, a="c", b="d", seq=2),
         Row(id=10, a="x", b="y", seq=20),
     ]
+
+
+def test_a_move_takes_few_jobs_more(spark, create_source, table):
+    """Each job takes longer to plan than to run. Once there were 16 more."""
+    sink = moving(table)
+    nums_of_jobs = []
+    for key in (10, 20, 30):
+        moved = [delete(key // 10, key, new=key), upsert(key, "A", None, key + 1, "b", old=key // 10)]
+        for changes in ([upsert(5, "c", "d", key)], [*moved, upsert(5, "c", "d", key + 5)]):
+            first = next_job_id(spark)
+            sink.merge(create_source(SCHEMA, changes))
+            nums_of_jobs.append(len(jobs_since(spark, first)))
+    *_, without, with_moves = nums_of_jobs
+    assert with_moves - without <= 8, nums_of_jobs
