@@ -34,9 +34,10 @@ OPTIONAL_STEPS = (
 )
 """In order; each occurs in some batches only.
 
-`created` to `feature_added` follow the commits that create a target and give it what ordering needs. `quarantining` and
-`quarantined` surround the commit to the quarantine table. `truncating` precedes the merge of a TRUNCATE. `handing_on`
-and `handed_on` surround the writing of values that move to another key; all these come before `after_persist`.
+`created` to `feature_added` follow the commits that create a target and give it what ordering needs, the last two the
+same commit if a table lacks both. `quarantining` and `quarantined` surround the commit to the quarantine table.
+`truncating` precedes the merge of a TRUNCATE. `handing_on` and `handed_on` surround the writing of values that move to
+another key; all these come before `after_persist`.
 `remembering` and `remembered` surround the writing of tombstones, beside `locating` and `writing`; `forgetting` and
 `forgotten` surround their expiry and the merging of their files."""
 

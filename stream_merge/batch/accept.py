@@ -29,6 +29,7 @@ class Accepted:
         truncates: The rows that stand for a TRUNCATE; None if there are none.
         has_moves: Whether rows get another key and have values that must follow them.
         unset: The columns that a change of the batch leaves alone; None if that was not looked for.
+        num_lacking: The number of changes that leave columns alone and give no row another key; None as well.
         num_rows: The number of rows, with those that were set aside; None where they were not counted.
         num_quarantined_rows: The number of rows that were set aside.
     """
@@ -37,6 +38,7 @@ class Accepted:
     truncates: DataFrame | None = None
     has_moves: bool = False
     unset: Sequence[str] | None = None
+    num_lacking: int | None = None
     num_rows: int | None = None
     num_quarantined_rows: int = 0
 
@@ -67,7 +69,8 @@ def accepted(
             judged = _quarantine(batch, bound, transaction).accepted(rows, frame, resolved, special)
             rows, num_quarantined_rows, counts = stack.enter_context(judged)
         else:
-            special = special_changes(bound.config, bound.partial)
+            once = batch.caches.expressions(batch.frame, transaction)
+            special = once("special changes", lambda: special_changes(bound.config, bound.partial))
         if special and not counts:
             rows = stack.enter_context(materialized(rows))
             counts = _counted(rows, bound, special)
@@ -82,6 +85,7 @@ def accepted(
             truncates=truncates,
             has_moves=bool(counts.get("moves")),
             unset=counts.get("unset"),
+            num_lacking=counts.get("lacking"),
             num_rows=counts.get("rows"),
             num_quarantined_rows=num_quarantined_rows,
         )

@@ -198,6 +198,7 @@ def _load_store(batch: MicroBatch, bound: SinkConfig, table: Table, opened: Open
         opened.transaction,
         had_registers=opened.had_registers,
         reach=batch.caches.reach,
+        schemas=batch.caches.moved_schemas,
     )
 
 

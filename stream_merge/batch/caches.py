@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge import sessions
 from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_stable, qualified_sql
 from stream_merge.bridge.sessions import settings_fingerprint
-from stream_merge.bridge.statement import ResolvedMerge, analyse
+from stream_merge.bridge.statement import Once, ResolvedMerge, analyse
 from stream_merge.bridge.table import sql_name
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.bridge.ui import OperationMetrics
@@ -24,11 +25,15 @@ from stream_merge.merge.statement import merge_sql
 from stream_merge.metrics import COUNTERS, delta_name
 from stream_merge.partial_updates.registers import PartialUpdates, partial_clauses
 from stream_merge.partial_updates.special_changes import own_columns
+from stream_merge.partial_updates.whole_rows import whole_row_clauses
 from stream_merge.sql import quote
 from stream_merge.table.deletion_vectors import VectorCache
 from stream_merge.table.features import CHAR_VARCHAR, GENERATED
 from stream_merge.table.files import TableFiles
+from stream_merge.tombstones.moved_schemas import MovedSchemas
 from stream_merge.tombstones.reach import Reach
+
+T = TypeVar("T")
 
 MAX_RESOLVED = 8
 
@@ -45,6 +50,7 @@ class SinkCaches:
             not either.
         left_out: The sets of columns that the target lacks and that were looked at already.
         reach: Which remembered deletes changes could be older than in the last batch.
+        moved_schemas: The schemas of the files that hold values of rows which got another key.
         checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
         cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
     """
@@ -55,11 +61,13 @@ class SinkCaches:
     writes_ahead: bool = False
     left_out: set[frozenset[str]] = field(default_factory=set)
     reach: Reach = field(default_factory=Reach)
+    moved_schemas: MovedSchemas = field(default_factory=MovedSchemas)
     checked_log_stores: set[str] = field(default_factory=set)
     cleaned_ms: int = 0
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)
+    _expressions: OrderedDict[tuple[str, ...], dict[str, Any]] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
     _sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
     _metrics: tuple[str, OperationMetrics] | None = None
@@ -86,6 +94,26 @@ class SinkCaches:
             load=transaction.all_files,
         )
         return self.files
+
+    def expressions(self, batch: DataFrame, transaction: Transaction) -> Once:
+        """Return what keeps expressions of names alone for batches and tables with the same columns: see `Once`."""
+        key = (
+            sessions.session_id(batch.sparkSession),
+            batch.schema.json(),
+            str(transaction.metadata),
+            str(transaction.protocol),
+        )
+        made = self._expressions.setdefault(key, {})
+        self._expressions.move_to_end(key)
+        while len(self._expressions) > MAX_RESOLVED:
+            self._expressions.popitem(last=False)
+
+        def once(name: str, make: Callable[[], T]) -> T:
+            if name not in made:
+                made[name] = make()
+            return cast("T", made[name])
+
+        return once
 
     def resolve(
         self,
@@ -136,7 +164,10 @@ class SinkCaches:
         if config.keeps_values and str(spark.conf.get("spark.sql.storeAssignmentPolicy")).upper() == "ANSI":
             resolved = with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
         if partial is not None:
-            resolved = resolved.with_clauses(partial_clauses(resolved, config, partial))
+            of_rows = resolved
+            resolved = of_rows.with_clauses(partial_clauses(of_rows, config, partial))
+            if partial.sequence is not None and not partial.is_always:
+                resolved.whole_rows = of_rows.with_clauses(whole_row_clauses(of_rows.clauses))
         in_target = [field["name"] for field in transaction.schema["fields"]]
         sides = (config.source_alias, batch.columns), (config.target_alias, in_target)
         if is_stable(spark, statement, *sides, transaction.schema):

@@ -16,6 +16,7 @@ from stream_merge.bridge.sessions import persisted, plan, planned_at_once, summa
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.column_names import (
     DELETED,
+    IS_CARRIED_OVER,
     IS_OUTDATED,
     IS_TIED,
     IS_UNRESOLVED,
@@ -30,6 +31,7 @@ from stream_merge.merge.locate.probes import collected, collected_probes, collec
 from stream_merge.merge.source import Source, bound_of, deletes, null_key_condition
 from stream_merge.partial_updates.fold import since_deletes
 from stream_merge.partial_updates.registers import PartialUpdates
+from stream_merge.partial_updates.whole_rows import MAX_INCOMPLETE, needs_old_row
 from stream_merge.sql import quote
 from stream_merge.table.files import LAST_MICROS, comparable, is_prunable
 
@@ -61,7 +63,7 @@ class PlannedMeasure:
 
 def plan_measure(reduction: Reduction, rows: DataFrame) -> PlannedMeasure:
     """Plan what `measured` will compute over rows, which may still be being evaluated."""
-    config, resolved, store = reduction.changes.bound.config, reduction.resolved, reduction.store
+    config, resolved, store = reduction.changes.bound.config, reduction.measured_for, reduction.store
     # The key index will probably be asked again, and not about what it cannot answer.
     asks_index = (
         reduction.batch.caches.index.is_in_use
@@ -190,6 +192,9 @@ class _Measure:
         aggregates = _aggregates(config, self._pairs, self.partition_columns, self.independence)
         if IS_UNRESOLVED in columns:
             aggregates.append(F.count(F.when(F.col(IS_UNRESOLVED), 1)).alias("unresolved"))
+        if IS_CARRIED_OVER in columns:
+            incomplete = F.collect_list(F.when(needs_old_row(), F.col(SOURCE_ID)))
+            aggregates.append(F.slice(incomplete, 1, MAX_INCOMPLETE + 1).alias("incomplete"))
         if config.sequence_by:
             is_delete = deletes(self.resolved, columns) if config.keeps_order else F.lit(False)
             aggregates += [
@@ -252,15 +257,19 @@ class _Measure:
         if self.config.sequence_by:
             counts = {f"num_{name}": known.get(key, 0) for name, key in _COUNTS_OF_ORDER.items()}
             counts["num_outdated_rows"] = num_outdated
+        incomplete = frozenset(known.get("incomplete") or ())
         return Source(
             rows=rows,
             num_rows=known["rows"],
             bounds=bounds,
-            is_independent=self.independence is not None and known["dependent"] == 0,
+            is_independent=self.independence is not None
+            and known["dependent"] == 0
+            and len(incomplete) <= MAX_INCOMPLETE,
             num_independent_rows=known.get("written", 0),
             num_deletes=known.get("deletes", 0),
             highest_delete=known.get("highest_delete"),
             num_unresolved=known.get("unresolved", 0),
+            incomplete=incomplete,
             counts=counts,
             probes=collected_table(known["probes"], known["num_probes"]) if "probes" in known else None,
             tombstones=collected_table(known["tombstones"], known["deletes"]) if "tombstones" in known else None,

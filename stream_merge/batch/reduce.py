@@ -53,6 +53,7 @@ class Changes:
         moves: The rows that get another key and have values that must follow them; None if there are none.
         partial: How these changes, or rows of the target, set single columns; None if whole rows can be merged.
         unset: The columns that a change of the batch leaves alone; None if that was not looked for.
+        num_lacking: The number of changes that leave columns alone and give no row another key; None as well.
         num_rows: The number of rows that the batch has kept; None where they were not counted.
     """
 
@@ -62,6 +63,7 @@ class Changes:
     moves: Moves | None
     partial: PartialUpdates | None
     unset: Sequence[str] | None
+    num_lacking: int | None
     num_rows: int | None
 
     def narrowed(self, store: TombstoneStore | None) -> Changes:
@@ -102,12 +104,14 @@ def changes_of(
         moves=None,
         partial=bound.partial,
         unset=accepted.unset,
+        num_lacking=accepted.num_lacking,
         num_rows=accepted.num_rows,
     )
     with ExitStack() as stack:
         # Without tombstones nothing can wait for its row.
         if accepted.has_moves and bound.partial is not None and store is not None:
-            described = with_moves(described_changes(rows, bound.config, bound.partial), bound.config)
+            once = batch.caches.expressions(batch.frame, transaction)
+            described = with_moves(described_changes(rows, bound.config, bound.partial, once), bound.config, once)
             moves = find_moves(
                 described,
                 bound.config,
@@ -115,6 +119,7 @@ def changes_of(
                 accepted.num_rows,
                 moved=store.moved,
                 may_remember=store.may_remember_move,
+                once=once,
             )
             changes = replace(changes, moves=stack.enter_context(moves))
         yield changes.narrowed(store)
@@ -137,6 +142,19 @@ class Reduction:
     resolved: ResolvedMerge
     transaction: Transaction
     store: TombstoneStore | None
+
+    @property
+    def whole_rows(self) -> ResolvedMerge | None:
+        """The statement that merges whole rows, if no row of the batch probably needs values of the target's row."""
+        changes = self.changes
+        if changes.partial is None or changes.truncates is not None or changes.num_lacking != 0:
+            return None
+        return self.resolved.whole_rows
+
+    @property
+    def measured_for(self) -> ResolvedMerge:
+        """The statement that is tried first."""
+        return self.whole_rows or self.resolved
 
     def written(self, names: Sequence[str]) -> set[str]:
         """Return which columns of a frame the target takes, in lower case; all where clauses say what they take."""
@@ -191,7 +209,9 @@ def reduced(reduction: Reduction, call: Callable[[DataFrame], T]) -> Iterator[tu
         rows = _reducer(reduction)(reduction, stack).select("*", F.monotonically_increasing_id().alias(SOURCE_ID))
         # Rows that are counted already are reduced in one task without a shuffle, if they are few.
         is_small = changes.num_rows is None and is_known_to_be_small(batch.frame, batch.query)
-        yield stack.enter_context(materialized_while(rows, call, in_one_task=is_small))
+        # The changes that hand values on are joined in many small stages.
+        at_once = changes.moves is not None and changes.moves.is_small
+        yield stack.enter_context(materialized_while(rows, call, in_one_task=is_small, at_once=at_once))
 
 
 def _reducer(reduction: Reduction) -> Reducer:
@@ -214,7 +234,8 @@ def _newest(reduction: Reduction, _: ExitStack) -> DataFrame:
 def _columns(reduction: Reduction, _: ExitStack) -> DataFrame:
     changes = reduction.changes
     assert changes.bound.partial is not None
-    described = described_changes(changes.rows, changes.bound.config, changes.bound.partial)
+    once = reduction.batch.caches.expressions(reduction.batch.frame, reduction.transaction)
+    described = described_changes(changes.rows, changes.bound.config, changes.bound.partial, once)
     return _folded(reduction, described) if changes.bound.config.sequence_by else described
 
 
@@ -230,6 +251,7 @@ def _key_changes(reduction: Reduction, stack: ExitStack) -> DataFrame:
         incomplete=store.incomplete,
         deletes=store.deletes,
         keep=store.keep_moved,
+        once=reduction.batch.caches.expressions(reduction.batch.frame, reduction.transaction),
     )
     return _folded(reduction, stack.enter_context(moved))
 

@@ -18,6 +18,7 @@ from stream_merge.merge.job import MergeJob, Staged, count_skipping
 from stream_merge.merge.source import deletes
 from stream_merge.merge.strategies import run_engine
 from stream_merge.metrics import COUNTERS, delta_name
+from stream_merge.plan import Strategy
 from stream_merge.table.features import has_change_feed
 from stream_merge.table.files import DataFile
 from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
@@ -84,6 +85,7 @@ def _job(batch: MicroBatch, attempt: Attempt, self_read: SelfRead, written: Any)
     """Find the files in which a row can match, and tell Delta's transaction what is read."""
     config, caches = batch.config, batch.caches
     resolved, transaction, source = attempt.resolved, attempt.transaction, attempt.source
+    is_whole = attempt.plan.strategy is Strategy.MERGE_ON_READ and attempt.reduction.whole_rows is not None
     files = caches.active_files(transaction)
     resolved.evolve_schema(transaction)
     candidates = files.all() if resolved.needs_all_files else _candidates(batch, attempt)
@@ -92,7 +94,8 @@ def _job(batch: MicroBatch, attempt: Attempt, self_read: SelfRead, written: Any)
     limits = {} if resolved.needs_all_files else source.partition_values(transaction.partition_columns)
     transaction.track_read([file.add for file in candidates], limits)
     return MergeJob(
-        resolved=resolved,
+        resolved=attempt.reduction.measured_for if is_whole else resolved,
+        by_column=resolved if is_whole else None,
         transaction=transaction,
         source=source,
         files=files,

@@ -14,6 +14,7 @@ from stream_merge.batch.applied import last_applied
 from stream_merge.batch.bind import bind
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.creation import create_table
+from stream_merge.bridge.extension import add_columns_and_feature
 from stream_merge.bridge.table import Table, future_table, open_table, table_exists
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
@@ -172,7 +173,7 @@ def _other_types(path: str, kept: DataType, wanted: DataType) -> Iterator[tuple[
 
 
 def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
-    """Add the columns and the table feature that the sink needs to keep order, each in a commit of its own.
+    """Add the columns and the table feature that the sink needs to keep order, in one commit.
 
     Returns:
         The transaction, opened anew when something was changed.
@@ -181,24 +182,29 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
         UnsupportedTableError: The sequence was widened, and the table property that allows it was taken away since.
     """
     schema = transaction.struct_type
-    missing = missing_columns(config, batch, schema)
-    if missing:
-        table.add_columns(missing)
-        reached("columns_added")
     outgrown = outgrown_sequences(config, batch, schema)
     if outgrown and transaction.properties.get("delta.enableTypeWidening", "false").lower() != "true":
         raise UnsupportedTableError(
             f"{table.name}: the sequence has a wider type than the sequences of single columns in {COLUMN_SEQUENCES}. "
             "Set the table property delta.enableTypeWidening, so that the sink can widen them"
         )
-    for path, sql_type in outgrown.items():
-        logger.info("%s: widening %s to %s, as the sequence was", table.name, path, sql_type)
-        table.widen_column(path, sql_type)
+    missing = missing_columns(config, batch, schema)
     lacks_feature = config.keeps_tombstones and FEATURE not in (transaction.protocol.get("writerFeatures") or [])
     if lacks_feature:
         logger.info("%s: adding the table feature %s, in which deletes are remembered", table.name, FEATURE)
+    if missing and lacks_feature:
+        add_columns_and_feature(table, missing, FEATURE)
+    elif missing:
+        table.add_columns(missing)
+    elif lacks_feature:
         table.enable_feature(FEATURE)
+    if missing:
+        reached("columns_added")
+    if lacks_feature:
         reached("feature_added")
+    for path, sql_type in outgrown.items():
+        logger.info("%s: widening %s to %s, as the sequence was", table.name, path, sql_type)
+        table.widen_column(path, sql_type)
     return table.begin() if missing or outgrown or lacks_feature else transaction
 
 

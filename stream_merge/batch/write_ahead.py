@@ -67,7 +67,7 @@ def written_ahead(reduction: Reduction, rows: DataFrame, plan: MergePlan) -> Ite
     if plan.strategy is not Strategy.MERGE_ON_READ or not _is_foreseen(reduction, rows):
         yield None
         return
-    batch, transaction, resolved = reduction.batch, reduction.transaction, reduction.resolved
+    batch, transaction, resolved = reduction.batch, reduction.transaction, reduction.measured_for
     # Few rows make one file, however many they are exactly.
     new = inserted_rows(resolved, resolved.source(rows)).coalesce(1)
     reached("writing")
@@ -84,10 +84,11 @@ def _is_foreseen(reduction: Reduction, rows: DataFrame) -> bool:
     # After a batch that met newer rows nothing is written ahead: it has written what depended on the target.
     if not batch.caches.writes_ahead or config.merge_schema:
         return False
-    transaction, resolved = reduction.transaction, reduction.resolved
+    transaction, resolved = reduction.transaction, reduction.measured_for
     if not may_write_ahead(resolved, transaction, keeps_order=config.keeps_order, skip_unchanged=config.skip_unchanged):
         return False
-    if reduction.changes.partial is not None or reduction.changes.truncates is not None:
+    is_by_column = reduction.changes.partial is not None and reduction.whole_rows is None
+    if is_by_column or reduction.changes.truncates is not None:
         return False
     if store is not None and (store.state.truncated is not None or store.reach.likely(store.files)):
         return False

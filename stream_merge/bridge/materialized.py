@@ -43,14 +43,15 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def materialized_while(
-    frame: DataFrame, call: Callable[[DataFrame], T], *, in_one_task: bool = False
+    frame: DataFrame, call: Callable[[DataFrame], T], *, at_once: bool = False, in_one_task: bool = False
 ) -> Iterator[tuple[DataFrame, T]]:
     """Evaluate a frame as `materialized` does, and call a function beside it; yield the rows and what it returned.
 
     Args:
         frame: The frame.
         call: Gets the frame of the rows, and may plan what is to be done with them; it must not run a job on them.
-        in_one_task: Whether the frame has few rows, so that one task should do what comes after a shuffle.
+        at_once: Whether it should be planned without adaptive execution; see `persisted`.
+        in_one_task: Whether one task should do what comes after a shuffle; see `persisted`.
 
     Raises:
         SourceLostError: As `materialized` does.
@@ -58,7 +59,7 @@ def materialized_while(
     spark = frame.sparkSession
     description = spark.sparkContext.getLocalProperty("spark.job.description") or ""
     for _ in range(_MAX_EVALUATIONS):
-        with persisted(frame, in_one_task=in_one_task) as rows:
+        with persisted(frame, at_once=at_once, in_one_task=in_one_task) as rows:
             with BackgroundTask(spark, description, partial(_seal, rows)) as sealing:
                 result = call(rows)
             if _are_unique(rows, sealing.result()):

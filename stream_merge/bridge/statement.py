@@ -76,12 +76,14 @@ class ResolvedMerge:
         self.condition: Column = self._column(command.condition())
         self.clauses: tuple[ResolvedClause, ...] = tuple(self._resolved_clauses(clauses))
         self.analysed: ResolvedMerge = self
+        self.whole_rows: ResolvedMerge | None = None
         self._operation: Any = None
         self._made: dict[str, Any] = {}
 
     def with_clauses(self, clauses: Sequence[ResolvedClause], *, is_analysed: bool = False) -> ResolvedMerge:
         """Return the same merge with other conditions and values.
 
+        `whole_rows` may be set to the same merge for rows that set all columns, if this one sets single columns.
         `analysed` stays the original merge, whose values are those that arrive; with `is_analysed` it is the new one.
         """
         other = copy(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pyroaring import BitMap64
@@ -42,6 +42,7 @@ class MergeJob:
 
     Attributes:
         resolved: The statement as Delta resolved it.
+        by_column: The statement that merges column by column, where `resolved` merges whole rows; else None.
         transaction: The open transaction.
         source: The persisted batch.
         files: The active files of the version that is read.
@@ -77,6 +78,11 @@ class MergeJob:
     timer: PhaseTimer
     written: Any = None
     ahead: NewFiles | None = None
+    by_column: ResolvedMerge | None = None
+
+    def reading_old_rows(self) -> MergeJob:
+        """Return the job for matches of which the old rows are read."""
+        return self if self.by_column is None else replace(self, resolved=self.by_column, by_column=None)
 
     @property
     def keeps_order(self) -> bool:

@@ -100,7 +100,8 @@ def _stage_independent(job: MergeJob) -> Staged:
         if reusable is None and new_files is not None:
             with job.timer.phase("stage"):
                 reusable = new_files.result()
-    if not located.is_one_to_one or (job.keeps_order and located.num_idle):
+    is_incomplete = bool(job.candidates) and job.source.is_incomplete_among(located.sources)
+    if not located.is_one_to_one or (job.keeps_order and located.num_idle) or is_incomplete:
         job.transaction.delete_new_files(reusable)
         return _stage_dependent(job)
     with job.timer.phase("stage"):
@@ -144,7 +145,7 @@ def _independent_rows(job: MergeJob) -> DataFrame:
 
 def _stage_dependent(job: MergeJob) -> Staged:
     """Compute the new rows from the result of the join, which is kept until they are written."""
-    spark = job.source.rows.sparkSession
+    spark, job = job.source.rows.sparkSession, job.reading_old_rows()
     with persisted(_touched_rows(job), at_once=job.is_broadcast) as touched:
         found, new_rows = _matches_and_new_rows(job, touched)
         with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):

@@ -40,6 +40,7 @@ class Source:
         num_deletes: How many keys the batch deletes, for a sink with a sequence.
         highest_delete: The highest sequence of these deletes, as JSON.
         num_unresolved: How many rows lack a value that their change did not send.
+        incomplete: Numbers of rows that write something else if they match, although the batch is independent.
         counts: Metrics of the order of changes, by field name of `MergeResult`.
         probes: What the key index is asked (`merge/locate/probes.py`), as an Arrow table; None if it was not collected.
         tombstones: Keys and sequences of the deletes, as an Arrow table; None if they were not collected.
@@ -53,9 +54,14 @@ class Source:
     num_deletes: int = 0
     highest_delete: str | None = None
     num_unresolved: int = 0
+    incomplete: frozenset[int] = frozenset()
     counts: Mapping[str, int] = field(default_factory=dict)
     probes: Any = None
     tombstones: Any = None
+
+    def is_incomplete_among(self, sources: Any) -> bool:
+        """Whether one of the incomplete rows is among the rows with these numbers; None stands for all rows."""
+        return bool(self.incomplete) and (sources is None or not self.incomplete.isdisjoint(sources.tolist()))
 
     def key_ranges(self, schema: Mapping[str, Any]) -> list[KeyRange]:
         """Return the ranges that the batch can match in a table with this schema, so that files can be skipped."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from stream_merge.bridge.statement import Once
 from stream_merge.column_names import COLUMN_SEQUENCES, IS_CARRIED_OVER, IS_DELETE, OLD_KEY, UNSET
 from stream_merge.config import SinkConfig
 from stream_merge.merge.key_and_sequence import columns_of, key_names, key_struct, sequence_names
@@ -21,14 +23,16 @@ from stream_merge.sql import quote
 class CarriedValues:
     """The registers of rows at their departure, and the changes that hand them on."""
 
-    def __init__(self, moves: Moves, config: SinkConfig, partial: PartialUpdates) -> None:
+    def __init__(self, moves: Moves, config: SinkConfig, partial: PartialUpdates, once: Once) -> None:
         """Prepare what rows carry to their new keys in a batch.
 
         Args:
             moves: The moves of the batch.
             config: The sink, its sequence in columns.
             partial: What changes may set.
+            once: Keeps the expressions for other batches.
         """
+        self._once = once
         self._moves = moves
         self._changes = moves.changes
         self._keys = config.keys
@@ -37,8 +41,10 @@ class CarriedValues:
         assert partial.sequence is not None  # Without one, the configuration has no keys that change.
         self._sequence_type = partial.sequence
         self._key_type = moves.departures.schema["from"].dataType
-        self._key = key_struct(columns_of(config.keys))
-        self._order = order_of(config.sequence_columns, partial)
+        self._key, self._order = once(
+            "key and order of moves",
+            lambda: (key_struct(columns_of(config.keys)), order_of(config.sequence_columns, partial)),
+        )
         self._writes = [f"write_{i}" for i in range(len(partial.columns))]
 
     def states(self, known: DataFrame, handed: Sequence[DataFrame]) -> DataFrame:
@@ -50,40 +56,54 @@ class CarriedValues:
         """
         changes = reduce(DataFrame.unionByName, [self._changes, *map(self.fills, handed)])
         # A departure has a tombstone even if nothing is known of its row.
-        nothing = [F.lit(None).alias(name) for name in ("order", "contents", "reset", "deleted", *self._writes)]
-        itself = self._moves.departures.select(F.col("from").alias("key"), *nothing)
+        itself = self._moves.departures.select(*self._once("nothing known", self._nothing_known))
         histories = self._histories(self._changed(changes).unionByName(known).unionByName(itself))
-        folded = histories.groupBy("from", "to", "at").agg(
-            F.max("reset").alias("reset"),
-            F.max("deleted").alias("deleted"),
-            *[_newest(write).alias(write) for write in self._writes],
-        )
+        folded = histories.groupBy("from", "to", "at").agg(*self._once("newest writes", self._newest_writes))
+        return folded.select(*self._once("left registers", self._left))
+
+    def _nothing_known(self) -> list[Column]:
+        nothing = ("order", "contents", "reset", "deleted", *self._writes)
+        return [F.col("from").alias("key"), *[F.lit(None).alias(name) for name in nothing]]
+
+    def _newest_writes(self) -> list[Column]:
+        resets = [F.max(name).alias(name) for name in ("reset", "deleted")]
+        return [*resets, *[_newest(write).alias(write) for write in self._writes]]
+
+    def _left(self) -> list[Column]:
+        """Return the columns of a departure's tombstone, from the newest writes of its key."""
         names = self._partial.columns
         left = {name: _since_reset(F.col(write)) for name, write in zip(names, self._writes, strict=True)}
         values = [register.value.alias(name) for name, register in left.items()]
         unset = [F.when(register.sequence.isNull(), F.lit(name.lower())) for name, register in left.items()]
-        return folded.select(
-            "from.*",
+        return [
+            F.col("from.*"),
             F.col("at").alias("sequence"),
             _moved(F.col("to"), F.struct(*values), F.array_compact(F.array(*unset)), F.col("reset")),
-        )
+        ]
 
     def _histories(self, records: DataFrame) -> DataFrame:
         """Return the records of each departure's key that come before the departure."""
-        records = records.withColumn("key", F.col("key").cast(self._key_type))
-        is_before = (F.col("key") == F.col("from")) & (F.col("order").isNull() | (F.col("order") < F.col("at")))
+        key, is_before = self._once("before a departure", self._before)
+        records = records.withColumn("key", key)
         if self._moves.is_small:
             return records.coalesce(1).join(joined_in_place(self._moves.departures), is_before)
         return records.join(self._moves.broadcast_departures, is_before)
 
+    def _before(self) -> tuple[Column, Column]:
+        is_before = (F.col("key") == F.col("from")) & (F.col("order").isNull() | (F.col("order") < F.col("at")))
+        return F.col("key").cast(self._key_type), is_before
+
     def _changed(self, changes: DataFrame) -> DataFrame:
         """Return a record of each change: the writes of its columns, NULL for those it leaves alone, or its delete."""
+        return changes.select(*self._once("records of changes", lambda: self._records(changes)))
+
+    def _records(self, changes: DataFrame) -> list[Column]:
         place = place_in_order(changes, self._order)
         writes = [
             F.when(sets(name), write_of(F.col(quote(name)), self._order, place["origin"].alias("origin"))).alias(write)
             for name, write in zip(self._partial.columns, self._writes, strict=True)
         ]
-        return changes.select(
+        return [
             self._key.alias("key"),
             self._order.alias("order"),
             place["contents"].alias("contents"),
@@ -91,7 +111,7 @@ class CarriedValues:
             F.when(F.col(IS_DELETE) | F.col(IS_CARRIED_OVER), self._order).alias("reset"),
             F.when(F.col(IS_DELETE), self._order).alias("deleted"),
             *writes,
-        )
+        ]
 
     def known(self, target: DataFrame, dead: DataFrame | None) -> DataFrame:
         """Return records, as `_changed` does, of the table's rows under the departures' keys, and of their deletes.
@@ -103,16 +123,22 @@ class CarriedValues:
         rows = self._known_rows(target)
         if dead is None:
             return rows
-        order = F.col("sequence").cast(self._sequence_type)
-        deletes = dead.select(self._key_of_tombstone().alias("key"), order.alias("order"), order.alias("reset"))
+        deletes = dead.select(*self._once("records of deletes", self._deletes))
         left = self._moves.broadcast_departures
         deletes = deletes.join(left, F.col("key") == F.col("from"), "left_semi")
         if self._moves.is_small:
             deletes = deletes.repartition(1)
         return rows.unionByName(deletes, allowMissingColumns=True)
 
+    def _deletes(self) -> list[Column]:
+        order = F.col("sequence").cast(self._sequence_type)
+        return [self._key_of_tombstone().alias("key"), order.alias("order"), order.alias("reset")]
+
     def _known_rows(self, target: DataFrame) -> DataFrame:
-        there = {field.name.lower() for field in target.schema}
+        return target.select(*self._once(f"records of rows {target.columns}", lambda: self._registers(target.columns)))
+
+    def _registers(self, columns: Sequence[str]) -> list[Column]:
+        there = {name.lower() for name in columns}
         origin = F.lit(Origin.IN_TARGET.value).alias("origin")
         writes = []
         for name, write in zip(self._partial.columns, self._writes, strict=True):
@@ -122,14 +148,14 @@ class CarriedValues:
             value = F.col(quote(name)) if name.lower() in there else F.lit(None)
             typed = value.cast(self._changes.schema[name].dataType)
             writes.append(F.when(sequence.isNotNull(), write_of(typed, sequence, origin)).alias(write))
-        return target.select(
+        return [
             self._key.alias("key"),
             self._order.alias("order"),
             F.lit(0).cast("long").alias("contents"),
             F.lit(None).alias("reset"),
             F.lit(None).alias("deleted"),
             *writes,
-        )
+        ]
 
     def _key_of_tombstone(self) -> Column:
         return key_of_tombstone(len(self._keys), self._key_type)
@@ -154,7 +180,7 @@ class CarriedValues:
         earlier = handed.select(F.col("moved").alias("given"), F.col("sequence").alias("given_at"))
         is_of_key = F.col("given.to").cast(self._key_type) == self._key_of_tombstone()
         # A delete of the key between the two ended the life of the row that the values came to.
-        since = F.col("moved.since") if "since" in left.select("moved.*").columns else F.lit(None)
+        since = F.col("moved.since") if "since" in _names_in(left, "moved") else F.lit(None)
         since = since.cast(self._sequence_type)
         is_gone = is_reset(F.col("given_at").cast(self._sequence_type), since, comes_later=False)
         is_next = is_of_key & (F.col("given_at") < F.col("sequence")) & ~is_gone
@@ -189,8 +215,12 @@ class CarriedValues:
 
     def fills(self, handed: DataFrame) -> DataFrame:
         """Return the changes that give the values of tombstones to the new keys."""
+        names = _names_in(handed, "moved", "row")
+        return handed.select(*self._once(f"fills of {names}", lambda: self._fills(names)))
+
+    def _fills(self, names: Sequence[str]) -> list[Column]:
         to, sequence = F.col("moved.to"), F.col("sequence")
-        known = {name.lower(): name for name in handed.select("moved.row.*").columns}
+        known = {name.lower(): name for name in names}
         row = {
             name.lower(): F.col("moved.row")[known[name.lower()]]
             for name in self._partial.columns
@@ -206,12 +236,18 @@ class CarriedValues:
             IS_CARRIED_OVER: F.lit(True),
         }
         null = F.lit(None)
-        return handed.select(
-            *[
-                values.get(field.name.lower(), null).cast(field.dataType).alias(field.name)
-                for field in self._changes.schema
-            ]
-        )
+        return [
+            values.get(field.name.lower(), null).cast(field.dataType).alias(field.name)
+            for field in self._changes.schema
+        ]
+
+
+def _names_in(frame: DataFrame, *path: str) -> list[str]:
+    """Return the names of the fields of a struct in a frame, which is found by the names of the structs around it."""
+    kind: Any = frame.schema
+    for name in path:
+        kind = kind[name].dataType
+    return list(kind.names)
 
 
 def _newest(name: str) -> Column:

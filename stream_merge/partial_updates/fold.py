@@ -47,12 +47,13 @@ def unset_columns(config: SinkConfig, columns: Sequence[str]) -> Column:
     return F.concat(*unset) if unset else F.lit(None).cast("array<string>")
 
 
-def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
+def described_changes(batch: DataFrame, config: SinkConfig, partial: PartialUpdates, once: Once) -> DataFrame:
     """Add the columns that say which columns a change sets.
 
     These are `UNSET` and, for a sink with a sequence, `IS_DELETE` and `IS_CARRIED_OVER`, otherwise `IS_UNRESOLVED`.
     """
-    changes = batch.alias(config.source_alias).select("*", unset_columns(config, partial.columns).alias(UNSET))
+    unset = once("unset columns", lambda: unset_columns(config, partial.columns).alias(UNSET))
+    changes = batch.alias(config.source_alias).select("*", unset)
     if partial.sequence is None:
         unsent = F.array(*[F.lit(name.lower()) for name in partial.unsent]).cast("array<string>")
         return changes.withColumn(IS_UNRESOLVED, F.coalesce(F.arrays_overlap(UNSET, unsent), F.lit(False)))

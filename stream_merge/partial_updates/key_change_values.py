@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import persisted
+from stream_merge.bridge.statement import Once
 from stream_merge.config import SinkConfig
 from stream_merge.partial_updates.carried_values import CarriedValues
 from stream_merge.partial_updates.key_changes import Moves, next_steps
@@ -47,6 +48,7 @@ def followed_moves(
     incomplete: Callable[[], DataFrame | None],
     deletes: Callable[[], DataFrame | None],
     keep: Keep,
+    once: Once,
 ) -> Iterator[DataFrame]:
     """Give the batch with the changes that hand values on to new keys.
 
@@ -60,8 +62,9 @@ def followed_moves(
         incomplete: Gives those of them that lack some of the row's values.
         deletes: Gives all tombstones of earlier batches; None if there are none.
         keep: Writes the batch's own tombstones.
+        once: Keeps the expressions for other batches.
     """
-    carried = CarriedValues(moves, config, partial)
+    carried = CarriedValues(moves, config, partial, once)
     remembered = moved() if moves.num_lacking else None
     handed = [] if remembered is None else [carried.awaited(remembered)]
     with ExitStack() as stack:

@@ -13,9 +13,10 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType
+from pyspark.sql.types import DataType, StructType
 
 from stream_merge.bridge.sessions import persisted, summaries
+from stream_merge.bridge.statement import Once
 from stream_merge.clauses import Expression
 from stream_merge.column_names import IS_DELETE, NEW_KEY, OLD_KEY, UNSET
 from stream_merge.config import SinkConfig
@@ -69,7 +70,7 @@ class Moves:
         return F.broadcast(frame) if self.num_departures <= _MAX_BROADCAST_MOVES else frame
 
 
-def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
+def with_moves(changes: DataFrame, config: SinkConfig, once: Once) -> DataFrame:
     """Add `OLD_KEY` and `NEW_KEY`, the keys of a row before and after a change; NULL if the key stays as it is."""
     in_batch = {field.name.lower(): field.dataType for field in changes.schema}
     types = {name: in_batch[name.lower()] for name in config.keys}
@@ -81,9 +82,8 @@ def with_moves(changes: DataFrame, config: SinkConfig) -> DataFrame:
         fields = (value.getField(name).cast(kind) for name, kind in types.items())
         return F.when(value.isNotNull(), key_struct(fields))
 
-    return changes.alias(config.source_alias).select(
-        "*", key(config.old_key).alias(OLD_KEY), key(config.new_key).alias(NEW_KEY)
-    )
+    keys = once("old and new key", lambda: [key(config.old_key).alias(OLD_KEY), key(config.new_key).alias(NEW_KEY)])
+    return changes.alias(config.source_alias).select("*", *keys)
 
 
 @contextmanager
@@ -95,6 +95,7 @@ def find_moves(
     *,
     moved: Callable[[], DataFrame | None],
     may_remember: Callable[[Column], Column],
+    once: Once,
 ) -> Iterator[Moves | None]:
     """Give the key changes whose values have to be handed on; None if all rows take their values along, as most do.
 
@@ -105,19 +106,20 @@ def find_moves(
         num_rows: How many rows the batch has, if they are kept and were counted.
         moved: Gives the tombstones of earlier batches that hold values; None if there are none.
         may_remember: Returns whether there may be such a tombstone with a given sequence.
+        once: Keeps the expressions for other batches.
     """
     is_small = num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS
     if is_small:
         changes = changes.coalesce(1)
     num_keys = len(config.keys)
     with ExitStack() as stack:
-        needy = stack.enter_context(persisted(_needy(changes, config, partial), at_once=is_small))
-        found = _counted(needy, num_keys, may_remember, is_small=is_small)
+        needy = stack.enter_context(persisted(_needy(changes, config, partial, once), at_once=is_small))
+        found = _counted(needy, num_keys, may_remember, once, is_small=is_small)
         remembered = moved() if found["remembered"] else None
         if remembered is not None:
             new = _without_remembered(needy, remembered, num_keys)
             needy = stack.enter_context(persisted(new, at_once=is_small))
-            found = _counted(needy, num_keys, may_remember, is_small=is_small)
+            found = _counted(needy, num_keys, may_remember, once, is_small=is_small)
         if not found["departures"] and not found["lacking"]:
             yield None
             return
@@ -132,21 +134,28 @@ def find_moves(
         )
 
 
-def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> DataFrame:
+def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates, once: Once) -> DataFrame:
     """Return the departures whose arrival lacks values or is not in the batch, and the arrivals that lack values.
 
     The columns are `departs`, the keys `from` and `to`, and the sequence `at`.
     """
+    is_move, columns, is_needy = once("needy", lambda: _needs(config, partial))
+    moves = changes.where(is_move).select(*columns)
+    return moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
+
+
+def _needs(config: SinkConfig, partial: PartialUpdates) -> tuple[Column, Sequence[Column], Column]:
+    """Return which changes are moves, the columns of a move, and whether it needs values or hands them on."""
     key = key_struct(columns_of(config.keys))
     is_departure = F.col(IS_DELETE) & F.col(NEW_KEY).isNotNull()
     is_arrival = ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull()
-    moves = changes.where(is_departure | is_arrival).select(
+    columns = [
         is_departure.alias("departs"),
         F.when(is_departure, key).otherwise(F.col(OLD_KEY)).alias("from"),
         F.when(is_departure, F.col(NEW_KEY)).otherwise(key).alias("to"),
         order_of(config.sequence_columns, partial).alias("at"),
         F.coalesce(F.size(UNSET) > 0, F.lit(False)).alias("lacks"),
-    )
+    ]
     # A row that takes all its values along needs none from its old key.
     newest_whole = F.max(F.when(~F.col("departs") & ~F.col("lacks"), F.col("at"))).over(
         Window.partitionBy("from", "to")
@@ -154,7 +163,7 @@ def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates) -> D
     is_needy = F.when(F.col("departs"), ~F.coalesce(newest_whole >= F.col("at"), F.lit(False))).otherwise(
         F.col("lacks")
     )
-    return moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
+    return is_departure | is_arrival, columns, is_needy
 
 
 def _without_remembered(needy: DataFrame, remembered: DataFrame, num_keys: int) -> DataFrame:
@@ -180,10 +189,22 @@ def _departures(needy: DataFrame, *, is_small: bool) -> DataFrame:
 
 
 def _counted(
-    needy: DataFrame, num_keys: int, may_remember: Callable[[Column], Column], *, is_small: bool
+    needy: DataFrame, num_keys: int, may_remember: Callable[[Column], Column], once: Once, *, is_small: bool
 ) -> dict[str, Any]:
     """Return the numbers and bounds of `Moves`, and how many departures the table may remember already."""
-    types = [field.dataType.simpleString() for field in needy.select("from.*").schema]
+    kind = needy.schema["from"].dataType
+    assert isinstance(kind, StructType)
+    types = [field.dataType.simpleString() for field in kind]
+    facts = once("facts of moves", lambda: _facts(types, num_keys))
+    remembered = F.count_if(F.col("departs") & may_remember(F.col("at"))).alias("remembered")
+    departures = _departures(needy, is_small=is_small)
+    steps = next_steps(departures, departures, is_small=is_small).agg(F.count(F.lit(1)).alias("steps"))
+    of_moves, of_steps = summaries(needy.agg(*facts, remembered), steps)
+    return of_moves.asDict() | of_steps.asDict()
+
+
+def _facts(types: Sequence[str], num_keys: int) -> list[Column]:
+    """Return aggregates over moves: the numbers and bounds of `Moves`."""
     departs = F.col("departs")
     both = [(F.col("from")[name], F.col("to")[name]) for name in key_names(num_keys)]
     ends = [
@@ -198,12 +219,8 @@ def _counted(
     counts = [
         F.count_if(departs).alias("departures"),
         F.count_if(~departs).alias("lacking"),
-        F.count_if(departs & may_remember(F.col("at"))).alias("remembered"),
     ]
-    departures = _departures(needy, is_small=is_small)
-    steps = next_steps(departures, departures, is_small=is_small).agg(F.count(F.lit(1)).alias("steps"))
-    of_moves, of_steps = summaries(needy.agg(*counts, *nulls, *ends), steps)
-    return of_moves.asDict() | of_steps.asDict()
+    return [*counts, *nulls, *ends]
 
 
 def next_steps(last: DataFrame, departures: DataFrame, *, is_small: bool) -> DataFrame:

@@ -11,7 +11,7 @@ from stream_merge.partial_updates.fold import unset_columns
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.sql import column_of
 
-SPECIAL = ("truncates", "moves", "unset")
+SPECIAL = ("truncates", "moves", "unset", "lacking")
 """The names of the aggregates in `special_changes`."""
 
 
@@ -19,7 +19,8 @@ def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[
     """Return aggregates over the changes of a batch that take additional steps. The list is empty if there can be none.
 
     `truncates` counts TRUNCATEs, `moves` counts changes that give a row another key, and `unset` collects the names of
-    the columns that a change leaves alone. The frame must have the source's alias.
+    the columns that a change leaves alone. `lacking` counts changes that leave columns alone and do not give a row
+    another key, so that their row is probably in the table. The frame must have the source's alias.
     """
     counts = []
     if config.truncate_when is not None:
@@ -30,6 +31,8 @@ def special_changes(config: SinkConfig, partial: PartialUpdates | None) -> list[
     if partial is not None and not partial.is_always:
         unset = unset_columns(config, partial.columns)
         counts.append(F.array_distinct(F.flatten(F.collect_set(unset))).alias("unset"))
+        is_arrival = F.lit(False) if config.old_key is None else column_of(config.old_key).isNotNull()
+        counts.append(F.count(F.when((F.size(unset) > 0) & ~is_arrival, 1)).alias("lacking"))
     return counts
 
 

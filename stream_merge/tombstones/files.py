@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -27,6 +27,7 @@ from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.tombstones.collected import parquet_of
 from stream_merge.tombstones.manifest import FOLDER, RetiredFile, TombstoneFile, TombstoneManifest
+from stream_merge.tombstones.moved_schemas import MovedSchemas
 
 MAX_FILES = 16
 """With more files, the smallest are merged into one."""
@@ -60,12 +61,14 @@ class Tombstones:
         keys: The key columns with their types in the table.
         sequence: The columns that hold the sequence, with their types in the table.
         is_null_safe: Whether NULL equals NULL in a key.
+        schemas: What is known of the schemas of files with values.
     """
 
     table: Table
     keys: Mapping[str, DataType]
     sequence: Mapping[str, DataType]
     is_null_safe: bool
+    schemas: MovedSchemas = field(default_factory=MovedSchemas)
 
     @property
     def _spark(self) -> SparkSession:
@@ -145,11 +148,11 @@ class Tombstones:
         all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
         return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
 
-    def may_hold(self, file: TombstoneFile, sequence: Column) -> Column:
-        """Return whether a file may have a tombstone with this sequence or a newer one."""
-        if file.highest is None:
-            return F.lit(True)
-        return F.coalesce(~(self.column_of(file.highest) < sequence.cast(self.sequence_type)), F.lit(True))
+    def may_hold(self, files: Sequence[TombstoneFile], sequence: Column) -> Column:
+        """Return whether one of the files may have a tombstone with this sequence or a newer one."""
+        if not files:
+            return F.lit(False)
+        return F.array_max(self.are_reached(files, sequence.cast(self.sequence_type)))
 
     def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
         """Return the highest sequence that `write` writes for the source's rows, as JSON."""
@@ -217,7 +220,9 @@ class Tombstones:
     def moved_rows(self, rows: DataFrame, now_ms: int) -> DataFrame:
         """Return tombstones that hold values, with the table's types."""
         typed = [F.col(f.name).cast(f.dataType).alias(f.name) for f in self._schema() if f.name != "deleted_ms"]
-        return rows.select(*typed, F.lit(now_ms).cast("long").alias("deleted_ms"), "moved")
+        # See `write`; a sequence is a struct and never NULL.
+        moment = F.concat(F.lit(str(now_ms)), F.substring(F.col("sequence").cast("string"), 1, 0)).cast("long")
+        return rows.select(*typed, moment.alias("deleted_ms"), "moved")
 
     def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
         """Write what `moved_rows` returned; return None if it is empty."""
@@ -236,7 +241,9 @@ class Tombstones:
 
     def read_written(self, file: TombstoneFile, schema: StructType) -> DataFrame:
         """Return the rows of a file that was written with this schema."""
-        return self._reader.schema(schema).parquet(self.table.path(file.path))
+        rows = self._reader.schema(schema).parquet(self.table.path(file.path))
+        self.schemas.note([self.table.path(file.path)], rows.schema)
+        return rows
 
     def _write(self, rows: DataFrame) -> str:
         """Write tombstones and return their path."""
@@ -285,21 +292,24 @@ class Tombstones:
         plain = [file for file in files if not file.num_moved]
         if not paths:
             return self.read(plain)
-        rows = (
-            self._reader.option("mergeSchema", "true").parquet(*paths)
-            if self._has_one_schema(paths)
-            else self._united(paths)
-        )
+        rows = self._of_one_schema(paths)
+        if rows is None:
+            rows = self._united(paths)
         return rows.unionByName(self.read(plain), allowMissingColumns=True) if plain else rows
 
-    def _has_one_schema(self, paths: Sequence[str]) -> bool:
+    def _of_one_schema(self, paths: Sequence[str]) -> DataFrame | None:
+        """Return tombstones that hold values; None if a column has several types in these files."""
+        known = self.schemas.of(paths)
+        if known is not None:
+            return self._reader.schema(known).parquet(*paths)
         try:
-            self._reader.option("mergeSchema", "true").parquet(*paths)
+            rows = self._reader.option("mergeSchema", "true").parquet(*paths)
         except JVM_ERRORS as error:
             if "CANNOT_MERGE" not in str(error):
                 raise
-            return False
-        return True
+            return None
+        self.schemas.note(paths, rows.schema)
+        return rows
 
     def _united(self, paths: Sequence[str]) -> DataFrame:
         """Return tombstones that hold values from files written before and after a column's type was widened."""

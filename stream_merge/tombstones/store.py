@@ -6,12 +6,10 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
@@ -33,6 +31,7 @@ from stream_merge.tombstones.manifest import (
     TombstoneFile,
     TombstoneManifest,
 )
+from stream_merge.tombstones.moved_schemas import MovedSchemas
 from stream_merge.tombstones.reach import Reach
 
 T = TypeVar("T")
@@ -192,8 +191,7 @@ class TombstoneStore:
 
     def may_remember_move(self, at: Column) -> Column:
         """Return whether a tombstone that holds values may have this sequence."""
-        moved = [file for file in self.state.files if file.num_moved]
-        return reduce(Column.__or__, (self.tombstones.may_hold(file, at) for file in moved), F.lit(False))
+        return self.tombstones.may_hold([file for file in self.state.files if file.num_moved], at)
 
     def incomplete(self) -> DataFrame | None:
         """Return the tombstones that hold only some of a row's values; None if there are none."""
@@ -248,6 +246,7 @@ def load_store(
     *,
     had_registers: bool,
     reach: Reach,
+    schemas: MovedSchemas,
 ) -> TombstoneStore | None:
     """Return the tombstones of the version that is read; None if the sink keeps none.
 
@@ -259,6 +258,7 @@ def load_store(
         had_registers: Whether the target had `COLUMN_SEQUENCES` before the batch; if so, and no state says otherwise,
             rows may use it.
         reach: The files that the last batch reached.
+        schemas: What the sink knows of the schemas of files with values.
 
     Raises:
         ConfigurationChangedError: The table was written with other keys or another sequence.
@@ -281,6 +281,7 @@ def load_store(
         keys={key: schema[key.lower()] for key in ordered.keys},
         sequence={name: schema[name.lower()] for name in ordered.sequence_columns},
         is_null_safe=config.null_keys == "match",
+        schemas=schemas,
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
     return TombstoneStore(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)

@@ -268,6 +268,6 @@ def test_rows_without_a_key_are_counted_once(start_stream):
         for number in range(1, len(kills) + 3)
     ]
     stream = start_stream("keyless", batches, deletion_vectors=True)
-    # The commits of their own by which the table gets what the sink needs.
-    setup = ["columns_added", "feature_added"]
+    # The commit of its own by which the table gets what the sink needs.
+    setup = ["columns_added"]
     check_kills(stream, kills, batches, rows_left, "merge_on_read", setup=setup)

@@ -10,6 +10,8 @@ from pyspark.sql import types as T
 
 from stream_merge import MergeSink, merge_sink
 from stream_merge.batch.target import FEATURE
+from stream_merge.bridge.extension import add_columns_and_feature
+from stream_merge.bridge.table import open_table
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import recorded_state
@@ -65,16 +67,24 @@ def test_a_new_table_has_all_of_it_from_the_start(spark, create_source, read_row
 
 
 @pytest.mark.core
-def test_a_table_that_is_there_gets_columns_in_one_commit_and_the_feature_in_another(
-    create_table, create_source, read_rows
-):
+def test_a_table_that_is_there_gets_columns_and_feature_in_one_commit(create_table, create_source, read_rows):
     path = create_table(COLUMNS)
     before = latest_version(path)
     merge_some(sending_some(path), create_source)
     assert read_rows(path, "id", "a", "b") == EXPECTED
-    columns, feature, *merges = operations(path)[before + 1 :]
-    assert (columns, feature) == ("ADD COLUMNS", "SET TBLPROPERTIES")
-    assert merges == ["MERGE"] * 3
+    assert operations(path)[before + 1 :] == ["ADD COLUMNS", *["MERGE"] * 3]
+    [protocol], [metadata] = (actions_of(path, before + 1, kind) for kind in ("protocol", "metaData"))
+    assert FEATURE in protocol["writerFeatures"]
+    assert not [name for name in metadata["configuration"] if name.startswith("delta.feature")]
+
+
+def test_columns_that_another_sink_adds_meanwhile_are_not_added_twice(create_table, create_source, read_rows):
+    path = create_table(COLUMNS)
+    table = open_table(create_source("id INT", []).sparkSession, path)
+    for types in ({"x": "INT"}, {"x": "INT", "y": "STRUCT<s0: BIGINT, s1: STRING>"}):
+        add_columns_and_feature(table, types, FEATURE)
+    names = table.begin().struct_type.names
+    assert (names.count("x"), names.count("y")) == (1, 1)
 
 
 def test_a_new_table_is_as_one_that_was_there(spark, create_table, create_source, table_path, tmp_path):
@@ -86,7 +96,7 @@ def test_a_new_table_is_as_one_that_was_there(spark, create_table, create_source
         (f.name, f.dataType.simpleString(), f.nullable) for f in old
     ]
     assert isinstance(new[SEQUENCE].dataType, T.StructType)
-    features = [actions_of(each, version, "protocol") for each, version in ((table_path, 0), (path, 2))]
+    features = [actions_of(each, version, "protocol") for each, version in ((table_path, 0), (path, 1))]
     assert all(FEATURE in feature[0]["writerFeatures"] for feature in features)
 
 

@@ -53,12 +53,14 @@ class Located:
         is_one_to_one: Whether no source row matches several target rows.
         num_idle: Matches to which no clause applies.
         locator: How they were found.
+        sources: Numbers of the source rows that match; None if not collected.
     """
 
     found: Sequence[FileMatches]
     is_one_to_one: bool
     num_idle: int
     locator: str
+    sources: Integers | None = None
 
 
 def checksum_column() -> Column:
@@ -171,7 +173,7 @@ def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locat
         if matches.num_changed_rows:
             found.append(matches)
     all_sources: Any = np.concatenate(live_sources) if live_sources else np.empty(0, np.int64)
-    return Located(found, len(np.unique(all_sources)) == len(all_sources), num_idle, locator)
+    return Located(found, len(np.unique(all_sources)) == len(all_sources), num_idle, locator, all_sources)
 
 
 def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches:
