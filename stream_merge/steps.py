@@ -40,6 +40,10 @@ and `handed_on` surround the writing of values that move to another key; all the
 `remembering` and `remembered` surround the writing of tombstones, beside `locating` and `writing`; `forgetting` and
 `forgotten` surround their expiry and the merging of their files."""
 
+MAINTENANCE_STEPS = ("compacting", "compacted", "compaction_committed", "vacuuming")
+"""After `after_commit`, of some batches: `compacting` and `compacted` surround the rewriting of files, and
+`compaction_committed` follows its commit."""
+
 observer: Callable[[str], None] | None = None
 
 
