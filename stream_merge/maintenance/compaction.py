@@ -67,8 +67,8 @@ def compact(transaction: Transaction, bins: Sequence[Bin], clock: Callable[[], f
     reached("compacting")
     added: list[dict[str, Any]] = []
     try:
-        for one in bins:
-            added += _rewritten(transaction, one)
+        for together in _jobs(bins):
+            added += _rewritten(transaction, together)
         reached("compacted")
         version = _commit(transaction, bins, added, started, clock)
     except _FAILURES as error:
@@ -90,9 +90,24 @@ def _may_have_landed(transaction: Transaction, error: BaseException) -> bool:
         return True
 
 
-def _rewritten(transaction: Transaction, one: Bin) -> list[dict[str, Any]]:
-    adds = rewrite(transaction, [file.add for file in one.files])
-    before = [file.num_rows for file in one.files]
+def _jobs(bins: Sequence[Bin]) -> list[list[DataFile]]:
+    """Return the files that one job rewrites each: bins of different partitions, since it writes a file for each."""
+    jobs: list[dict[str, Bin]] = []
+    alone = [list(one.files) for one in bins if is_clustered(one.files[0])]
+    for one in bins:
+        if is_clustered(one.files[0]):
+            continue
+        partition = repr(sorted(one.files[0].partition_values.items()))
+        job = next((job for job in jobs if partition not in job), None)
+        if job is None:
+            jobs.append(job := {})
+        job[partition] = one
+    return [*alone, *([file for one in job.values() for file in one.files] for job in jobs)]
+
+
+def _rewritten(transaction: Transaction, files: Sequence[DataFile]) -> list[dict[str, Any]]:
+    adds = rewrite(transaction, [file.add for file in files])
+    before = [file.num_rows for file in files]
     after = [DataFile(add).num_rows for add in adds]
     if None not in before and None not in after and sum(filter(None, before)) != sum(filter(None, after)):
         transaction.delete_files([add["path"] for add in adds])
@@ -100,9 +115,9 @@ def _rewritten(transaction: Transaction, one: Bin) -> list[dict[str, Any]]:
             f"{transaction.table.name}: a compaction of {sum(filter(None, before))} rows wrote "
             f"{sum(filter(None, after))}; it was given up"
         )
-    if len(one.files) == 1 and is_clustered(one.files[0]):
-        # The rows that are left are where clustering has put them.
-        kept = {name: one.files[0].add[name] for name in _CLUSTERING if one.files[0].add.get(name)}
+    if is_clustered(files[0]):
+        # It was alone, and the rows that are left are where clustering has put them.
+        kept = {name: files[0].add[name] for name in _CLUSTERING if files[0].add.get(name)}
         adds = [{**add, **kept, "tags": {**(add.get("tags") or {}), **kept.get("tags", {})}} for add in adds]
     return adds
 
