@@ -169,8 +169,10 @@ def _tier(file: DataFile) -> int:
 def _merges_of(small: Sequence[DataFile], target_bytes: int, max_work_bytes: float) -> Iterator[list[DataFile]]:
     """Return which small files of a partition to merge: those of a tier that is full, and those of deleted rows."""
     tiered = _full_tier(small, max_work_bytes)
+    taken = {file.path for file in tiered}
     # These are rewritten anyway, and need no file of their own.
-    dead = sorted((file for file in small if is_dead(file) and file not in tiered), key=dead_share, reverse=True)
+    dead = [file for file in small if is_dead(file) and file.path not in taken]
+    dead.sort(key=dead_share, reverse=True)
     left, at_least = [*tiered, *dead], MIN_FILES if tiered else 1
     while left:
         chosen = _cut(left, at_least, target_bytes, max_work_bytes)
