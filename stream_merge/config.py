@@ -63,6 +63,7 @@ class SinkConfig:
     check_cardinality: bool = True
     skip_unchanged: bool = False
     single_writer: bool = False
+    maintenance: bool = False
     quarantine: str | None = None
     error_column: Expression | None = None
     expect: Mapping[str, Expression] = field(default_factory=dict)

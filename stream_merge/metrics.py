@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-PHASES = ("open", "source", "locate", "stage", "commit")
-"""The phases of a micro-batch in order; stage can overlap locate."""
+PHASES = ("open", "source", "locate", "stage", "commit", "maintenance")
+"""The phases of a micro-batch in order; stage can overlap locate, and maintenance follows some commits."""
+
+MAINTENANCE_OUTCOMES = ("compacted", "vacuumed", "conflict", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,14 @@ class MergeResult:
         oldest_tombstone_ms: Age of the oldest remembered delete.
         index_rows: Keys in the sink's key index, those of old versions of rows included.
         index_disk_bytes: Size of its part on the driver's disk. The rest, fewer than five million keys, is in memory.
+        maintenance: What the sink did for the table after the commit: compacted; vacuumed; conflict if another writer
+            came first and a compaction was given up; failed; None if nothing was due.
+        compacted_files: Files that the compaction rewrote.
+        compacted_bytes: Their size.
+        purged_rows: Deleted rows that it removed from them.
+        table_files: The table's files when maintenance last looked; None if it has not.
+        table_rows: The rows in these files, deleted ones included; None if not known.
+        deleted_rows: Those of them that are marked as deleted; None if not known.
     """
 
     target: str
@@ -102,6 +112,13 @@ class MergeResult:
     oldest_tombstone_ms: int = 0
     index_rows: int = 0
     index_disk_bytes: int = 0
+    maintenance: str | None = None
+    compacted_files: int = 0
+    compacted_bytes: int = 0
+    purged_rows: int = 0
+    table_files: int | None = None
+    table_rows: int | None = None
+    deleted_rows: int | None = None
     execution_time_ms: int = 0
     scan_time_ms: int = 0
     rewrite_time_ms: int = 0
@@ -112,6 +129,7 @@ class MergeResult:
         if self.skipped:
             return f"{batch}: skipped, {self.reason}"
         phases = ", ".join(f"{phase} {ms}" for phase, ms in self.phase_ms.items())
+        maintained = f"; {self.maintenance}" if self.maintenance else ""
         quarantined = f", {self.num_quarantined_rows} quarantined" if self.num_quarantined_rows else ""
         return (
             f"{batch} (query {self.query_id}): version {self.version}, {self.strategy} ({self.reason}); "
@@ -119,7 +137,7 @@ class MergeResult:
             f"{self.num_target_rows_updated} updated, {self.num_target_rows_deleted} deleted{quarantined}; "
             f"files: {self.num_target_files_after_skipping} of {self.num_target_files_before_skipping} read, "
             f"{self.num_added_files} added, {self.num_removed_files} removed; "
-            f"{self.num_commit_attempts} attempt(s); {self.execution_time_ms} ms ({phases})"
+            f"{self.num_commit_attempts} attempt(s); {self.execution_time_ms} ms ({phases}){maintained}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def merge_sink(
     check_cardinality: bool = True,
     skip_unchanged: bool = False,
     single_writer: bool = False,
+    maintenance: bool = False,
     quarantine: str | None = None,
     error_column: Expression | None = None,
     expect: Mapping[str, Expression] | None = None,
@@ -130,6 +131,9 @@ def merge_sink(
             refuses a table whose LogStore lets writers overwrite each other's commits, as Delta's default does on S3.
             If True, the checkpoint records the last batch of each table, and the query stops with `CommitLostError`
             when the table does not know that batch.
+        maintenance: Whether the sink keeps the table young: after some batches it compacts small files and files with
+            many deleted rows, and once a day it runs VACUUM with the table's own retention. Compaction takes at most a
+            tenth of the time of the merges. Not done in output mode Complete.
         quarantine: Path or name of a Delta table for rows that cannot be merged, with the reason; created when missing.
             Several sinks may share one. It takes the rows that `error_column`, `expect` and `null_keys` name, and rows
             with a value that cannot be converted to its target column's type, or with NULL where the target demands NOT
@@ -188,6 +192,7 @@ def merge_sink(
             check_cardinality=check_cardinality,
             skip_unchanged=skip_unchanged,
             single_writer=single_writer,
+            maintenance=maintenance,
             quarantine=quarantine,
             error_column=error_column,
             expect=dict(expect or {}),

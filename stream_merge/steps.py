@@ -41,6 +41,10 @@ another key; all these come before `after_persist`.
 `remembering` and `remembered` surround the writing of tombstones, beside `locating` and `writing`; `forgetting` and
 `forgotten` surround their expiry and the merging of their files."""
 
+MAINTENANCE_STEPS = ("compacting", "compacted", "compaction_committed", "vacuuming")
+"""After `after_commit`, of some batches: `compacting` and `compacted` surround the rewriting of files, and
+`compaction_committed` follows its commit."""
+
 observer: Callable[[str], None] | None = None
 
 

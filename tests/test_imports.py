@@ -16,7 +16,7 @@ LAYERS = (
     ("config",),
     ("bridge",),
     ("table",),
-    ("key_index",),
+    ("key_index", "maintenance"),
     ("merge",),
     ("order",),
     ("partial_updates",),

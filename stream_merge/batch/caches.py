@@ -20,6 +20,7 @@ from stream_merge.bridge.ui import OperationMetrics
 from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig
 from stream_merge.key_index.index import KeyIndex
+from stream_merge.maintenance.upkeep import Upkeep
 from stream_merge.merge.lossless_casts import with_exact_values
 from stream_merge.merge.statement import merge_sql
 from stream_merge.metrics import COUNTERS, delta_name
@@ -52,6 +53,7 @@ class SinkCaches:
         reach: Which remembered deletes changes could be older than in the last batch.
         moved_schemas: The schemas of the files that hold values of rows which got another key.
         checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
+        upkeep: What maintenance knows of the table.
         cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
     """
 
@@ -64,6 +66,7 @@ class SinkCaches:
     moved_schemas: MovedSchemas = field(default_factory=MovedSchemas)
     checked_log_stores: set[str] = field(default_factory=set)
     cleaned_ms: int = 0
+    upkeep: Upkeep = field(default_factory=Upkeep)
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stream_merge.batch.applied import remember_applied
 from stream_merge.batch.commit import Committed
+from stream_merge.batch.maintain import maintained
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.staging import StagedAttempt
 from stream_merge.bridge.jvm import JVM_ERRORS
@@ -27,7 +28,14 @@ def report_merged(batch: MicroBatch, committed: Committed[StagedAttempt]) -> Mer
         if attempt.store is not None and remembered is not None and committed.version is not None:
             batch.caches.cleaned_ms = attempt.store.after_commit(remembered, batch.caches.cleaned_ms)
 
-    return report(batch, committed, attempt.plan, locator=committed.last.staged.locator, clean_up=clean_up)
+    return report(
+        batch,
+        committed,
+        attempt.plan,
+        locator=committed.last.staged.locator,
+        clean_up=clean_up,
+        maintain=lambda: maintained(batch, committed.last),
+    )
 
 
 def report(
@@ -37,6 +45,7 @@ def report(
     *,
     locator: str | None = None,
     clean_up: Callable[[], None] = lambda: None,
+    maintain: Callable[[], Mapping[str, Any]] = dict,
 ) -> MergeResult:
     """Clean up after a commit, and report it.
 
@@ -46,6 +55,7 @@ def report(
         plan: The strategy.
         locator: How matches were found.
         clean_up: What follows the commit. A failure of it is no failure of the batch.
+        maintain: Does what is due for the table, and returns fields of the result.
     """
     remember_applied(batch, committed.last.transaction.table_id)
     if batch.identity is not None and committed.version is None:
@@ -56,6 +66,7 @@ def report(
             batch.caches.operation_metrics(batch.spark).show(batch.query, f"MergeSink [{batch.config.target}]")
     except JVM_ERRORS:
         logger.warning("%s: committed, but what follows a commit failed", batch.name, exc_info=True)
+    facts = maintain()
     return _told(
         batch,
         committed.retries,
@@ -64,6 +75,7 @@ def report(
         reason=plan.reason,
         locator=locator,
         **as_in_history(committed.counts),
+        **facts,
     )
 
 

@@ -22,6 +22,9 @@ _COALESCE_CACHED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 _COMPRESS_CACHED = "spark.sql.inMemoryColumnarStorage.compressed"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
+_LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_MAX_LISTING_TASKS = 10_000
+_LISTING_TASKS_PER_CORE = 16
 _CHECKPOINT_BYTES_PER_TASK = 2 * 1024 * 1024
 _MAX_SNAPSHOT_PARTITIONS = 50
 _MAX_CLONES = 16
@@ -251,6 +254,14 @@ def plan(frame: DataFrame) -> DataFrame:
     return frame
 
 
+def vacuum_session(spark: SparkSession) -> SparkSession:
+    """Return a session for VACUUM, which lists folders in a number of tasks that suits the cluster.
+
+    The default is 10,000 tasks, half a minute on two cores, however small the table.
+    """
+    return _listing_sessions.session_for(spark)
+
+
 def summary(frame: DataFrame, *aggregates: Column) -> Row:
     """Return aggregates over all rows of a frame."""
     return summaries(frame.agg(*aggregates))[0]
@@ -315,6 +326,11 @@ def _at_once(spark: SparkSession) -> Mapping[str, str]:
     return {ADAPTIVE: "false", _SHUFFLE_PARTITIONS: str(num_tasks)}
 
 
+def _listing_tasks(spark: SparkSession) -> int:
+    given = int(spark.conf.get(_LISTING_TASKS) or _MAX_LISTING_TASKS)
+    return min(given, _LISTING_TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+
+
 _CACHE = _ADAPTIVE_CACHE | {_COMPRESS_CACHED: "false"}
 """A batch is kept for a second and read once or twice: finding out how each column compresses best takes a third of the
 time of the job that evaluates it. What does not fit into memory goes to disk."""
@@ -323,4 +339,5 @@ _caching_sessions = _Clones(lambda _: _CACHE)
 _immediate_sessions = _Clones(_at_once)
 _immediate_caching_sessions = _Clones(lambda spark: {**_at_once(spark), _COMPRESS_CACHED: "false"})
 _one_task_caching_sessions = _Clones(lambda _: {ADAPTIVE: "false", _SHUFFLE_PARTITIONS: "1", _COMPRESS_CACHED: "false"})
+_listing_sessions = _Clones(lambda spark: {_LISTING_TASKS: str(_listing_tasks(spark))})
 _log_sessions = _Clones(lambda _: {_SNAPSHOT_PARTITIONS: "1"})

@@ -226,14 +226,20 @@ class Transaction:
 
     def delete_new_files(self, new_files: Any) -> None:
         """Delete files that `write` wrote and no commit will name; files that cannot be deleted are left for VACUUM."""
+        self.delete_files([action["add"]["path"] for action in file_actions(self.jvm, new_files) if "add" in action])
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Delete new files by their paths as in the log; those that cannot be deleted are left for VACUUM."""
+        for name in paths:
+            self._delete_file(name)
+
+    def _delete_file(self, name: str) -> None:
         operations = java_class(self.jvm, "org.apache.spark.sql.delta.util.DeltaFileOperations")
-        for action in file_actions(self.jvm, new_files):
-            if "add" in action:
-                try:
-                    path = operations.absolutePath(self.table.root, action["add"]["path"])
-                    path.getFileSystem(self.table.log.newDeltaHadoopConf()).delete(path, False)
-                except JVM_ERRORS as error:
-                    logger.warning("%s: a file is left for VACUUM: %s", self.table.name, error)
+        try:
+            path = operations.absolutePath(self.table.root, name)
+            path.getFileSystem(self.table.log.newDeltaHadoopConf()).delete(path, False)
+        except JVM_ERRORS as error:
+            logger.warning("%s: a file is left for VACUUM: %s", self.table.name, error)
 
     def overwrite(self, frame: DataFrame, *, overwrite_schema: bool) -> Any:
         """Write the frame as the table's new contents with Delta's own command, which checks and casts the schema.

@@ -133,6 +133,22 @@ def test_commits_of_others_are_counted_by_operation():
     assert status.last.version == 2
 
 
+def test_compactions_of_the_sink_are_no_commits_of_others():
+    compaction = {"numRemovedFiles": 20, "numAddedFiles": 1, "maintenanceTimeMs": 700}
+    rows = [
+        row(0, START_MS, merge_metrics(inserted=1)),
+        row(1, START_MS + 1000, compaction, "OPTIMIZE"),
+        row(2, START_MS + 2000, {"numAddedFiles": 1}, "OPTIMIZE"),
+        row(3, START_MS + 3000, compaction, "OPTIMIZE"),
+    ]
+    status = status_of(commits_of(rows))
+    assert [commit.version for commit in status.compactions] == [1, 3]
+    assert status.others == [("OPTIMIZE", 1, START + timedelta(seconds=2))]
+    shown = "\n".join(printed(status, 80))
+    assert "1 merge, 1 commit of other writers" in shown
+    assert "2 compactions of 40 files to 2 in 1.40 s" in shown
+
+
 def test_files_are_measured_by_the_log():
     adds = [
         {"size": 100, "stats": json.dumps({"numRecords": 40})},

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pyspark.sql import functions as F
 
 from stream_merge import MergeResult, MergeSink, debezium, merge_sink, steps
+from stream_merge.batch import maintain
+from stream_merge.maintenance import account, policy, vacuum
 from stream_merge.tombstones import files, manifest
 from tests.streaming.child_session import start_session
 from tests.streaming.streams import SCHEMA, counting_sink, rows, run
@@ -89,7 +91,15 @@ def keyless_sink(path: str, **options: Any) -> MergeSink:
     )
 
 
+def maintained_sink(path: str, **options: Any) -> MergeSink:
+    """Return the counting sink with maintenance after every batch."""
+    account.SHARE, policy.MIN_FILES, policy.TIER_FACTOR, maintain.WAIT_BATCHES = 1000.0, 2, 1_000_000_000, 0
+    maintain.VACUUM_LOOKED_MS = vacuum.INTERVAL_MS = 0
+    return counting_sink(path, maintenance=True, **options)
+
+
 SINKS = {
+    "maintained": maintained_sink,
     "counting": counting_sink,
     "debezium": debezium_sink,
     "keyless": keyless_sink,

@@ -21,7 +21,7 @@ from stream_merge.tombstones.manifest import FOLDER
 from tests.conftest import CreateTable
 from tests.crash.counting_stream import BEFORE_CHECKPOINT_COMMIT, DURING, RECORDS
 from tests.debezium.records import PLACEHOLDER, envelope
-from tests.spark.delta_log import latest_version
+from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import recorded_state
 from tests.streaming.child_session import child_conf, last_lines, run_child
 from tests.streaming.streams import Batch, ChangeFiles, count, query_id, recorded_batches
@@ -142,6 +142,25 @@ def start_stream(spark: SparkSession, tmp_path: Path, create_table: CreateTable)
         return KilledStream(child_conf(spark), tmp_path, sink)
 
     return prepare
+
+
+def test_kill_at_the_steps_of_maintenance(start_stream):
+    """The batch is in the table by then. What was compacted is in it, too, or is left for VACUUM."""
+    kills = ("compacting", "compacted", "compaction_committed", "vacuuming")
+    batches = make_batches(len(kills) + 2)
+    stream = start_stream("maintained", batches, deletion_vectors=True)
+    for batch_id, step in enumerate(kills, start=1):
+        assert stream.run(step, batch_id) == -signal.SIGKILL, f"at {step}:\n{last_lines(stream.log)}"
+        assert stream.rows("found") == (count(*batches[:batch_id]) if batch_id > 1 else []), f"before {step}"
+    assert stream.run(None, None) == 0, last_lines(stream.log)
+    assert stream.rows("found") == count(*batches[: len(kills) + 1])
+    assert stream.rows("rows") == count(*batches)
+    assert [result["skipped"] for result in stream.results()] == [True, False]
+    assert [batch_id for _, batch_id in recorded_batches(stream.target)] == [*range(len(batches))]
+    found = [actions_of(stream.target, version, "commitInfo") for version in range(latest_version(stream.target) + 1)]
+    operations = [info[0]["operation"] for info in found]
+    assert operations.count("MERGE") == len(batches)
+    assert operations.count("OPTIMIZE") >= len(batches) - len(kills)
 
 
 def test_kill_at_the_steps_of_merge_on_read(start_stream, kills_of):

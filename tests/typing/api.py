@@ -67,6 +67,7 @@ def every_option(report: Callable[[MergeResult], None]) -> MergeSink:
         check_cardinality=True,
         skip_unchanged=True,
         single_writer=False,
+        maintenance=True,
         quarantine="/data/customers_rejected",
         error_column="_change.error",
         expect={"positive": "price > 0", "named": F.col("name").isNotNull()},

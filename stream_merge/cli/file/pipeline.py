@@ -173,6 +173,9 @@ class TableSettings(Section):
     """Whether to skip updates that change nothing."""
     single_writer: bool = False
     """Whether no other process ever writes to the table; required on S3 with Delta's default LogStore."""
+    maintenance: bool = True
+    """Whether the pipeline keeps the table young: it compacts small files and files with many deleted rows, and runs
+    VACUUM once a day with the table's own retention."""
     quarantine: str | None = None
     """Path or name of a Delta table for rows that cannot be decoded or merged; without it, such a row stops the
     query."""

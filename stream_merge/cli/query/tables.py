@@ -263,6 +263,7 @@ def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
         "tombstone_retention": parse_duration(settings.tombstone_retention),
         "skip_unchanged": settings.skip_unchanged,
         "single_writer": settings.single_writer,
+        "maintenance": settings.maintenance,
         "quarantine": settings.quarantine,
         "expect": settings.expect,
         "max_quarantined_share": settings.max_quarantined_share,

@@ -12,6 +12,9 @@ from typing import Any
 _OWN_METRIC = "numSupersededRows"
 """An operation metric that only this library writes, into each of its commits."""
 
+_MAINTENANCE_METRIC = "maintenanceTimeMs"
+"""An operation metric that only this library writes, into each compaction."""
+
 # exactly_once.BatchIdentity records when the query planned a batch under the application id with this suffix.
 _PLANNED = "/planned-ms"
 _LEFT_OUT = ("numSupersededRows", "numStaleRows", "numOutdatedRows", "numUnchangedRows")
@@ -46,6 +49,11 @@ class Commit:
     def is_merge(self) -> bool:
         """Whether stream_merge wrote it."""
         return _OWN_METRIC in self.metrics
+
+    @property
+    def is_maintenance(self) -> bool:
+        """Whether it is a compaction by stream_merge."""
+        return _MAINTENANCE_METRIC in self.metrics
 
     def count(self, *names: str) -> int:
         """Return the sum of operation metrics; missing ones count as 0."""

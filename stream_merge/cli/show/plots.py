@@ -247,12 +247,18 @@ def _finish(axes: Axes, title: str, unit: str) -> None:
 
 def _show_others(panels: Sequence[Axes], status: Status) -> None:
     first, last = status.merges[0].time, status.merges[-1].time
-    others = [c.time for c in status.commits if not c.is_merge and first <= c.time <= last]
+    shown = [commit for commit in status.commits if not commit.is_merge and first <= commit.time <= last]
     for axes in panels:
-        label = "commit of another writer" if axes is panels[-1] else None
-        for time in others:
-            axes.axvline(_days(time), color=_GREY, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0.6, label=label)
-            label = None
+        labels = {False: "commit of another writer", True: "compaction"} if axes is panels[-1] else {}
+        for commit in shown:
+            axes.axvline(
+                _days(commit.time),
+                color=_GREEN if commit.is_maintenance else _GREY,
+                linewidth=0.8,
+                linestyle=(0, (3, 3)),
+                zorder=0.6,
+                label=labels.pop(commit.is_maintenance, None),
+            )
 
 
 def _show_times(axes: Axes, merges: Sequence[Commit]) -> None:

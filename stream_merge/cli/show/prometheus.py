@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.run.progress import Progress, Snapshot, State, TableProgress
-from stream_merge.metrics import PHASES, MergeResult
+from stream_merge.metrics import MAINTENANCE_OUTCOMES, PHASES, MergeResult
 
 logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
@@ -65,6 +65,12 @@ class Metrics:
         self._oldest_tombstone = self._gauge("oldest_tombstone_seconds", "Age of the oldest of them.", "table")
         self._index_rows = self._gauge("index_rows", "Keys in the key index of a table.", "table")
         self._index_bytes = self._gauge("index_disk_bytes", "Size of its part on the driver's disk.", "table")
+        self._maintenance = self._counter("maintenance", "Maintenance of a table.", "table", "outcome")
+        self._compacted_files = self._counter("compacted_files", "Files that compactions rewrote.", "table")
+        self._compacted_bytes = self._counter("compacted_bytes", "Size of these files.", "table")
+        self._purged_rows = self._counter("purged_rows", "Deleted rows that compactions removed.", "table")
+        self._table_files = self._gauge("table_files", "Files of a table.", "table")
+        self._deleted_share = self._gauge("deleted_rows_share", "Share of deleted rows in these files.", "table")
         self._failures.labels(name)
         self.registry.register(_Standing(progress, name, mask))
 
@@ -101,6 +107,10 @@ class Metrics:
         self._oldest_tombstone.labels(*table).set(result.oldest_tombstone_ms / 1000)
         self._index_rows.labels(*table).set(result.index_rows)
         self._index_bytes.labels(*table).set(result.index_disk_bytes)
+        if result.table_files is not None:
+            self._table_files.labels(*table).set(result.table_files)
+        if result.deleted_rows is not None and result.table_rows is not None:
+            self._deleted_share.labels(*table).set(result.deleted_rows / max(1, result.table_rows))
 
     def _amounts(self, result: MergeResult) -> Iterator[tuple[Counter, tuple[str, ...], float]]:
         """Iterate over what a merge adds to the counters of its table, with their further labels."""
@@ -122,6 +132,11 @@ class Metrics:
         yield self._files, ("removed",), result.num_removed_files
         yield self._bytes, ("added",), result.num_target_bytes_added
         yield self._bytes, ("removed",), result.num_target_bytes_removed
+        for outcome in MAINTENANCE_OUTCOMES:
+            yield self._maintenance, (outcome,), float(result.maintenance == outcome)
+        yield self._compacted_files, (), result.compacted_files
+        yield self._compacted_bytes, (), result.compacted_bytes
+        yield self._purged_rows, (), result.purged_rows
 
 
 class _Standing(Collector):

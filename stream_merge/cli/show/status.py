@@ -103,6 +103,11 @@ class Status:
         return tuple(commit for commit in self.commits if commit.is_merge)
 
     @property
+    def compactions(self) -> tuple[Commit, ...]:
+        """The compactions of stream_merge, the oldest first."""
+        return tuple(commit for commit in self.commits if commit.is_maintenance)
+
+    @property
     def last(self) -> Commit:
         """The last commit of stream_merge."""
         return self.merges[-1]
@@ -110,7 +115,7 @@ class Status:
     @property
     def others(self) -> list[tuple[str, int, datetime]]:
         """The commits of others: operation, number and time of the last, the most frequent operation first."""
-        others = [commit for commit in self.commits if not commit.is_merge]
+        others = [commit for commit in self.commits if not commit.is_merge and not commit.is_maintenance]
         last = {commit.operation: commit.time for commit in others}
         return [(name, count, last[name]) for name, count in Counter(c.operation for c in others).most_common()]
 

@@ -54,7 +54,8 @@ def print_status(console: Console, status: Status) -> None:
 
 
 def _head(status: Status) -> Table:
-    merges, others = len(status.merges), len(status.commits) - len(status.merges)
+    merges = len(status.merges)
+    others = len(status.commits) - merges - len(status.compactions)
     read = f"{_plural(merges, 'merge')}, {_plural(others, 'commit')} of other writers"
     head = Table.grid(expand=True, padding=(0, 2, 0, 0))
     head.add_column(overflow="fold")
@@ -120,6 +121,13 @@ def _table(status: Status) -> list[tuple[str, Text | str]]:
         facts.append(
             ("Tombstones", f"{tombstones.num_rows:,}, the oldest of {_span(status.now - tombstones.oldest)} ago")
         )
+    compactions = status.compactions
+    if compactions:
+        files_before = sum(commit.count("numRemovedFiles") for commit in compactions)
+        files_after = sum(commit.count("numAddedFiles") for commit in compactions)
+        seconds = _seconds(sum(commit.count("maintenanceTimeMs") for commit in compactions))
+        done = f"{_plural(len(compactions), 'compaction')} of {files_before:,} files to {files_after:,} in {seconds} s"
+        facts.append(("Maintenance", f"{done}, the last {_span(status.now - compactions[-1].time)} ago"))
     others = [f"{name} {count:,} ({_span(status.now - last)} ago)" for name, count, last in status.others]
     facts.append(("Other writers", "\n".join(others) or "none"))
     return facts
@@ -180,7 +188,8 @@ def _commits(status: Status, *, is_wide: bool) -> Table:
             shown = [_short(number) for number in numbers]
             table.add_row(f"{commit.version}", moment, name, *shown, _seconds(commit.duration_ms))
         else:
-            table.add_row(f"{commit.version}", moment, Text(commit.operation), style="dim")
+            name = "compaction" if commit.is_maintenance else commit.operation
+            table.add_row(f"{commit.version}", moment, Text(name), style="dim")
     return table
 
 

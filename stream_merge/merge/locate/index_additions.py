@@ -8,7 +8,7 @@ that, the next ones are not read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.bridge.sessions import planned_at_once
+from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.threads import BackgroundTask
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import ROW
 from stream_merge.key_index.index import MAX_ROWS_OF_ALL, KeyIndex
 from stream_merge.merge.job import MergeJob
@@ -24,7 +26,7 @@ from stream_merge.merge.key_and_sequence import sequence_names
 from stream_merge.merge.locate.index_sequence import newest_of, sequence_of
 from stream_merge.merge.locate.pairs import by_checksum, checksum_column
 from stream_merge.merge.locate.probes import ROW_BITS, halves, has_key, identity
-from stream_merge.table.files import DataFile, num_rows, physical_name
+from stream_merge.table.files import DataFile, TableFiles, num_rows, physical_name
 
 MAX_ADDED_ROWS = 20_000_000
 """So many rows one batch reads for the index. It scans the rest of a larger table, which the next batches read."""
@@ -39,12 +41,40 @@ _SHUFFLING = ("delta.autoOptimize.optimizeWrite", "spark.databricks.delta.optimi
 """With these Delta shuffles what it writes."""
 
 
+class IndexedTable(Protocol):
+    """What files are added to the index from: a merge, or what is left of one after its commit."""
+
+    @property
+    def resolved(self) -> ResolvedMerge:
+        """The statement as Delta resolved it."""
+
+    @property
+    def transaction(self) -> Transaction:
+        """A transaction on a version that has the files."""
+
+    @property
+    def files(self) -> TableFiles:
+        """The active files of that version."""
+
+    @property
+    def index(self) -> KeyIndex:
+        """The index."""
+
+    @property
+    def order_by(self) -> Sequence[str]:
+        """The columns that hold the sequence; empty if order does not count."""
+
+    @property
+    def batch(self) -> str:
+        """The batch's name in messages."""
+
+
 def num_indexed_rows(files: Sequence[DataFile]) -> int:
     """Return how many rows the index would have of some files. One without statistics may have too many."""
     return num_rows(files, unknown=MAX_ROWS_OF_ALL + 1)
 
 
-def add_files(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
+def add_files(job: IndexedTable, unknown: Sequence[DataFile]) -> bool:
     """Read the keys of files into the index, as many as one batch may wait for; return whether that has worked."""
     num_added = 0
     for part in _parts(unknown):
@@ -71,8 +101,8 @@ def _parts(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
         yield part
 
 
-def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
-    files = by_checksum(job, unknown)
+def _add_some(job: IndexedTable, unknown: Sequence[DataFile]) -> bool:
+    files = by_checksum(job.transaction, unknown)
     if files is None:
         # The same files would come together in the next batch.
         return len(unknown) > 1 and all(_add_some(job, half) for half in (unknown[::2], unknown[1::2]))
@@ -104,7 +134,7 @@ def _add_some(job: MergeJob, unknown: Sequence[DataFile]) -> bool:
     return True
 
 
-def _newest_in_statistics(job: MergeJob, files: Mapping[int, DataFile]) -> dict[int, Any] | None:
+def _newest_in_statistics(job: IndexedTable, files: Mapping[int, DataFile]) -> dict[int, Any] | None:
     """Return a sequence for each file that none of its rows exceeds; None if the statistics do not have it.
 
     They have it of whole numbers. Times are rounded there, and strings are cut off.
@@ -122,7 +152,7 @@ def _newest_in_statistics(job: MergeJob, files: Mapping[int, DataFile]) -> dict[
     return newest
 
 
-def active_paths(job: MergeJob) -> set[str]:
+def active_paths(job: IndexedTable) -> set[str]:
     """Return the paths of the table's files."""
     return {file.path for file in job.files.all()}
 

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import planned_at_once
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import When
 from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
 from stream_merge.merge.job import MergeJob
@@ -68,9 +69,9 @@ def checksum_column() -> Column:
     return F.crc32(F.col(FILE)).alias("file")
 
 
-def by_checksum(job: MergeJob, files: Sequence[DataFile]) -> dict[int, DataFile] | None:
+def by_checksum(transaction: Transaction, files: Sequence[DataFile]) -> dict[int, DataFile] | None:
     """Return files by the value of `checksum_column` for their rows; None if two files share one."""
-    root = job.transaction.table.root.rstrip("/")
+    root = transaction.table.root.rstrip("/")
     # The log of a shallow clone names the files of its source by absolute URIs.
     uris = [file.path if ":/" in file.path else f"{root}/{file.path}" for file in files]
     named = {zlib.crc32(uri.encode()): file for uri, file in zip(uris, files, strict=True)}
@@ -103,7 +104,7 @@ def pairs_in(job: MergeJob, candidates: Sequence[DataFile]) -> tuple[Pairs, Mapp
     Returns:
         The pairs, and the files by number; None if two files share a checksum.
     """
-    files = by_checksum(job, candidates)
+    files = by_checksum(job.transaction, candidates)
     if files is None:
         return None
     target = job.resolved.target(job.transaction, [file.undeleted for file in candidates], with_rows=True)
