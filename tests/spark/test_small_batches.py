@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from stream_merge import merge_sink
 from stream_merge.bridge import source_size
+from stream_merge.bridge.sessions import running_query
 from stream_merge.tombstones.manifest import FOLDER
 from tests.spark.jobs import job_descriptions, next_job_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -114,3 +119,61 @@ def test_a_small_batch_is_reduced_in_one_job(
     )
     assert "remember deletes" not in sorted_jobs(spark, since)
     assert (result.locator, result.num_superseded_rows, result.num_target_rows_updated) == ("index", 60, 54)
+
+
+class Records(SimpleDataSourceStreamReader):
+    """A source with offsets as Kafka's, by topic and partition: three records, then ten."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {"orders": {"0": 0, "1": 0}}
+
+    def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[int]], dict[str, Any]]:
+        ends = {(0, 0): (2, 1), (2, 1): (2, 11)}
+        begin = (start["orders"]["0"], start["orders"]["1"])
+        end = ends.get(begin, begin)
+        return iter([(n,) for n in range(sum(end) - sum(begin))]), {"orders": {"0": end[0], "1": end[1]}}
+
+    def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[tuple[int]]:  # noqa: N802
+        return iter([(n,) for n in range(sum(end["orders"].values()) - sum(start["orders"].values()))])
+
+
+class RecordsSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "records"
+
+    def schema(self) -> str:
+        return "k bigint"
+
+    def simpleStreamReader(self, schema: Any) -> Records:  # noqa: ARG002, N802
+        return Records()
+
+
+@pytest.mark.parametrize(("format_name", "expected"), [("records", [(3, True), (10, False)]), ("rate", None)])
+def test_a_source_that_counts_its_records_tells_how_many_a_batch_has(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_name: str, expected: Any
+) -> None:
+    monkeypatch.setattr(source_size, "_SMALL_OFFSETS", 5)
+    # Workers unpickle the source by value.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    spark.dataSource.register(RecordsSource)
+    found: list[tuple[int, bool]] = []
+
+    def look(batch: DataFrame, _: int) -> None:
+        query = running_query(batch.sparkSession)
+        if batch.count():
+            found.append((batch.count(), source_size.is_known_to_be_small(batch, query)))
+
+    rows = spark.readStream.format(format_name).load()
+    query = rows.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        deadline = time.monotonic() + 120
+        while len(found) < 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            assert query.exception() is None
+    finally:
+        query.stop()
+    if expected is None:
+        assert {is_small for _, is_small in found} == {False}
+    else:
+        assert found == expected
