@@ -162,13 +162,16 @@ class CarriedValues:
 
     def awaited(self, left: DataFrame) -> DataFrame:
         """Return the tombstones of earlier batches whose values an arrival of this batch lacks."""
-        arrivals = self._changes.where(
-            ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull() & F.coalesce(F.size(UNSET) > 0, F.lit(False))
-        ).select(F.col(OLD_KEY).alias("arrived_from"), self._key.alias("arrived_at"), self._order.alias("arrived"))
+        lacks, columns, is_awaited = self._once("awaited", self._awaited)
+        return left.join(self._changes.where(lacks).select(*columns), is_awaited, "left_semi")
+
+    def _awaited(self) -> tuple[Column, list[Column], Column]:
+        lacks = ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull() & F.coalesce(F.size(UNSET) > 0, F.lit(False))
+        columns = [F.col(OLD_KEY).alias("arrived_from"), self._key.alias("arrived_at"), self._order.alias("arrived")]
         is_awaited = (F.col("arrived_from") == self._key_of_tombstone()) & (
             F.col("arrived_at") == F.col("moved.to").cast(self._key_type)
         )
-        return left.join(arrivals, is_awaited & ~(F.col("arrived") < F.col("sequence")), "left_semi")
+        return lacks, columns, is_awaited & ~(F.col("arrived") < F.col("sequence"))
 
     def passed_on(self, handed: DataFrame, left: DataFrame) -> DataFrame:
         """Return tombstones that pass values on after rows that have left their new key meanwhile.
@@ -203,15 +206,19 @@ class CarriedValues:
             handed: The tombstones that hold the values.
             target: The rows of the target that have the new keys.
         """
-        key = self._key.cast(self._key_type)
-        there = self._changes.where(~F.col(IS_DELETE)).select(key.alias("there"), self._order.alias("there_at"))
+        is_row, columns, is_there = self._once("rows that are there", self._there)
+        there = self._changes.where(is_row).select(*columns)
         for rows in target:
-            there = there.unionByName(rows.select(key.alias("there"), self._order.alias("there_at")))
+            there = there.unionByName(rows.select(*columns))
         fills = reduce(DataFrame.unionByName, map(self.fills, handed))
         if self._moves.is_small:
             fills, there = fills.coalesce(1), joined_in_place(there.coalesce(1))
-        is_there = (key == F.col("there")) & ~(F.col("there_at") < self._order)
         return fills.join(there, is_there, "left_semi")
+
+    def _there(self) -> tuple[Column, list[Column], Column]:
+        key = self._key.cast(self._key_type)
+        is_there = (key == F.col("there")) & ~(F.col("there_at") < self._order)
+        return ~F.col(IS_DELETE), [key.alias("there"), self._order.alias("there_at")], is_there
 
     def fills(self, handed: DataFrame) -> DataFrame:
         """Return the changes that give the values of tombstones to the new keys."""

@@ -78,6 +78,25 @@ def test_a_table_that_is_there_gets_columns_and_feature_in_one_commit(create_tab
     assert not [name for name in metadata["configuration"] if name.startswith("delta.feature")]
 
 
+@pytest.mark.parametrize("step", ["columns_added", "feature_added"])
+def test_a_sink_that_dies_after_that_commit_leaves_a_table_that_the_next_one_takes(
+    create_table, create_source, read_rows, at_step, step
+):
+    path = create_table(COLUMNS)
+    before = latest_version(path)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    at_step(step, die)
+    with pytest.raises(KeyboardInterrupt):
+        merge_some(sending_some(path), create_source)
+    assert operations(path)[before + 1 :] == ["ADD COLUMNS"]
+    merge_some(sending_some(path), create_source)
+    assert operations(path)[before + 1 :] == ["ADD COLUMNS", *["MERGE"] * 3]
+    assert read_rows(path, "id", "a", "b") == EXPECTED
+
+
 def test_columns_that_another_sink_adds_meanwhile_are_not_added_twice(create_table, create_source, read_rows):
     path = create_table(COLUMNS)
     table = open_table(create_source("id INT", []).sparkSession, path)

@@ -7,6 +7,7 @@ from pyspark.sql import Row
 
 from stream_merge import merge_sink
 from stream_merge.merge import merge_on_read
+from stream_merge.partial_updates.carried_values import CarriedValues
 from tests.conftest import CreateTable
 from tests.spark.jobs import jobs_since, next_job_id
 from tests.spark.test_key_moves import SCHEMA, TARGET, delete, moving, upsert
@@ -140,3 +141,19 @@ def test_a_move_takes_few_jobs_more(spark, create_source, table):
             nums_of_jobs.append(len(jobs_since(spark, first)))
     *_, without, with_moves = nums_of_jobs
     assert with_moves - without <= 8, nums_of_jobs
+
+
+def test_the_expressions_of_moves_are_made_once(create_source, table, monkeypatch):
+    """Each part of an expression is a call into the JVM, of which a batch with moves once made 3,700 more."""
+    made: list[str] = []
+    for name in ("_left", "_records", "_fills", "_registers", "_awaited", "_there"):
+        make = getattr(CarriedValues, name)
+        monkeypatch.setattr(CarriedValues, name, lambda *args, make=make, name=name: made.append(name) or make(*args))
+    sink = moving(table)
+    nums_made = []
+    for key in (10, 20, 30):
+        moved = [delete(key // 10, key, new=key), upsert(key, "A", None, key + 1, "b", old=key // 10)]
+        sink.merge(create_source(SCHEMA, moved))
+        nums_made.append(len(made))
+    # Only in the second batch there are values that earlier batches remember.
+    assert nums_made == [5, 6, 6], made
