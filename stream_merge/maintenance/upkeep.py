@@ -10,7 +10,7 @@ from stream_merge.maintenance.account import Account
 from stream_merge.maintenance.compaction import TIME_METRIC
 from stream_merge.table.files import DataFile
 
-HISTORY_COMMITS = 20
+HISTORY_COMMITS = 30
 """A process that starts looks at so many commits for the time of earlier merges; more than a piece takes to save up."""
 
 WAIT_BATCHES = 4

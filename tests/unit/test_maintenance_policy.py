@@ -148,11 +148,11 @@ class TestAccount:
 
     def test_what_took_longer_than_expected_is_paid_later(self):
         account = Account()
-        for _ in range(15):
+        for _ in range(21):
             account.merged(1.0)
         assert account.is_due
         account.maintained(30.0)
-        for _ in range(285):
+        for _ in range(290):
             account.merged(1.0)
         assert not account.is_due
         for _ in range(16):
@@ -162,9 +162,18 @@ class TestAccount:
     def test_the_cost_is_learnt_from_what_was_measured(self):
         account = Account()
         before = account.cost(100e6)
-        account.maintained(10.3, 50e6)
-        assert before < account.cost(100e6) == pytest.approx(20.3)
+        account.maintained(10.0, 50e6)
+        assert before < account.cost(100e6) == pytest.approx(20.0)
         assert account.affordable_bytes(account.cost(7e6)) == pytest.approx(7e6)
+
+    def test_fixed_costs_that_are_larger_than_thought_do_not_make_pieces_smaller_and_smaller(self):
+        account = Account()
+        for _ in range(2000):
+            account.merged(1.0)
+            if account.is_due:
+                work = account.affordable_bytes(account.piece_seconds)
+                account.maintained(2.0 + work / 20e6, work)
+        assert account.affordable_bytes(account.piece_seconds) >= 4e6
 
     def test_one_slow_batch_does_not_put_maintenance_off(self):
         account = Account()
@@ -179,9 +188,9 @@ class TestAccount:
 
         own = {"numSupersededRows": "0"}
         log = [commit(9000, **own), [{"commitInfo": {"operationMetrics": {"maintenanceTimeMs": "700"}}}]]
-        log += [commit(1000, **own) for _ in range(15)] + [commit(70_000), [{"add": {}}]]
+        log += [commit(1000, **own) for _ in range(21)] + [commit(70_000), [{"add": {}}]]
         account = account_from_log(log.__getitem__, len(log) - 1)
-        assert account.balance == pytest.approx(1.5)
+        assert account.balance == pytest.approx(2.1)
         assert account.is_due
 
         def gone(_):
@@ -191,7 +200,7 @@ class TestAccount:
 
 
 def test_hundreds_of_batches_leave_few_files_and_few_deleted_rows():
-    """The goal, played with a machine of which the speed is known: half a second a batch, 40 MB a second."""
+    """The goal, played with a machine of which the speed is known: half a second a batch, 20 MB a second."""
     rng, account = random.Random(5), Account()
     files: dict[str, list[int]] = {"f": [200_000, 200_000]}
     written = spent = 0.0
@@ -214,13 +223,13 @@ def test_hundreds_of_batches_leave_few_files_and_few_deleted_rows():
             written += live
         if taken:
             work = sum(one.work_bytes for one in taken)
-            seconds = 0.3 + work / 40e6
+            seconds = 0.35 + work / 20e6
             account.maintained(seconds, work)
             spent, longest = spent + seconds, max(longest, seconds)
     rows = sum(n for n, _ in files.values())
     assert 1 - sum(live for _, live in files.values()) / rows <= 0.2
     assert len(files) <= 40
-    assert longest <= 1.0
+    assert longest <= 1.5
     assert spent <= SHARE * 500 * 0.5
     assert written <= 3 * 500 * 5000
 
