@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from stream_merge.table.files import TableFiles, now_ms
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
-clock = time.monotonic
+clock: Callable[[], float] = time.monotonic
 
 _AUTO_COMPACT = ("delta.autoOptimize.autoCompact", "spark.databricks.delta.autoCompact.enabled")
 
