@@ -11,6 +11,9 @@ from typing import Any
 PHASES = ("open", "source", "locate", "stage", "commit", "maintenance")
 """The phases of a micro-batch in order; stage can overlap locate, and maintenance follows some commits."""
 
+MAINTENANCE_TIME = "maintenanceTimeMs"
+"""An operation metric that only this library's compactions write: the milliseconds until the commit."""
+
 MAINTENANCE_OUTCOMES = ("compacted", "vacuumed", "conflict", "failed")
 
 

@@ -20,7 +20,7 @@ from stream_merge.maintenance.compaction import Compaction, compact
 from stream_merge.maintenance.policy import Bin, bins, target_bytes_of, within
 from stream_merge.maintenance.upkeep import VACUUM_LOOKED_MS, WAIT_BATCHES, Upkeep, account_from_log
 from stream_merge.maintenance.vacuum import vacuum_if_due
-from stream_merge.merge.locate.index_additions import add_files
+from stream_merge.merge.locate.index_additions import active_paths, add_files, num_indexed_rows
 from stream_merge.table.features import check_supported
 from stream_merge.table.files import TableFiles, now_ms
 
@@ -100,7 +100,8 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
             files.all(),
             target_bytes=target_bytes_of(transaction.properties),
             max_work_bytes=account.affordable_bytes(piece),
-            merges_small=not _is_auto_compacted(batch, transaction),
+            # Else Delta merges small files after each commit.
+            merges_small=not transaction.is_on(*_AUTO_COMPACT),
         )
         chosen = within(found, account.cost, piece=piece, balance=account.balance)
         if not chosen:
@@ -117,12 +118,6 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
         "compacted_bytes": compaction.num_bytes,
         "purged_rows": compaction.num_dead_rows,
     }
-
-
-def _is_auto_compacted(batch: MicroBatch, transaction: Transaction) -> bool:
-    """Whether Delta merges small files after each commit."""
-    values = [transaction.properties.get(name) or batch.spark.conf.get(name, None) for name in _AUTO_COMPACT]
-    return any(value is not None and value.lower() != "false" for value in values)
 
 
 def _follow(batch: MicroBatch, last: StagedAttempt, compaction: Compaction, upkeep: Upkeep) -> None:
@@ -147,7 +142,10 @@ def _follow(batch: MicroBatch, last: StagedAttempt, compaction: Compaction, upke
         order_by=config.sequence_columns if batch.config.keeps_order else (),
         batch=batch.name,
     )
-    add_files(indexed, [file for file in files.all() if file.path in new])
+    added = [file for file in files.all() if file.path in new]
+    caches.index.make_room(num_indexed_rows(added), active_paths(indexed))
+    if caches.index.has_room(num_indexed_rows(added)):
+        add_files(indexed, added)
 
 
 def _vacuumed(batch: MicroBatch, table: Table, upkeep: Upkeep) -> bool:

@@ -27,7 +27,7 @@ from stream_merge.column_names import (
 from stream_merge.config import SinkConfig
 from stream_merge.errors import NullKeyError
 from stream_merge.merge.independence import independence_of
-from stream_merge.merge.locate.probes import collected, collected_probes, collected_table, has_probes
+from stream_merge.merge.locate.probes import collected, collected_probes, collected_table, has_probes, is_near
 from stream_merge.merge.source import Source, bound_of, deletes, null_key_condition
 from stream_merge.partial_updates.fold import since_deletes
 from stream_merge.partial_updates.registers import PartialUpdates
@@ -193,8 +193,9 @@ class _Measure:
         if IS_UNRESOLVED in columns:
             aggregates.append(F.count(F.when(F.col(IS_UNRESOLVED), 1)).alias("unresolved"))
         if IS_CARRIED_OVER in columns:
-            incomplete = F.collect_list(F.when(needs_old_row(), F.col(SOURCE_ID)))
+            incomplete = F.collect_list(F.when(needs_old_row() & is_near(), F.col(SOURCE_ID)))
             aggregates.append(F.slice(incomplete, 1, MAX_INCOMPLETE + 1).alias("incomplete"))
+            aggregates.append(F.count_if(needs_old_row()).alias("num_incomplete"))
         if config.sequence_by:
             is_delete = deletes(self.resolved, columns) if config.keeps_order else F.lit(False)
             aggregates += [
@@ -264,7 +265,7 @@ class _Measure:
             bounds=bounds,
             is_independent=self.independence is not None
             and known["dependent"] == 0
-            and len(incomplete) <= MAX_INCOMPLETE,
+            and len(incomplete) == known.get("num_incomplete", 0) <= MAX_INCOMPLETE,
             num_independent_rows=known.get("written", 0),
             num_deletes=known.get("deletes", 0),
             highest_delete=known.get("highest_delete"),

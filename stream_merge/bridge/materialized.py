@@ -37,7 +37,7 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
         SourceLostError: Rows that the block needs are lost with an executor, or each evaluation left two versions of
             some rows.
     """
-    with materialized_while(frame, lambda _: None) as (rows, _):
+    with _evaluated(frame, lambda rows: (_seal(rows), None)) as (rows, _):
         yield rows
 
 
@@ -58,11 +58,29 @@ def materialized_while(
     """
     spark = frame.sparkSession
     description = spark.sparkContext.getLocalProperty("spark.job.description") or ""
+
+    def evaluate(rows: DataFrame) -> tuple[Any, T]:
+        with BackgroundTask(spark, description, partial(_seal, rows)) as sealing:
+            result = call(rows)
+        return sealing.result(), result
+
+    with _evaluated(frame, evaluate, at_once=at_once, in_one_task=in_one_task) as evaluated:
+        yield evaluated
+
+
+@contextmanager
+def _evaluated(
+    frame: DataFrame,
+    evaluate: Callable[[DataFrame], tuple[Any, T]],
+    *,
+    at_once: bool = False,
+    in_one_task: bool = False,
+) -> Iterator[tuple[DataFrame, T]]:
+    """Yield the rows and the second of what `evaluate` returns; the first is what `_seal` returns."""
     for _ in range(_MAX_EVALUATIONS):
         with persisted(frame, at_once=at_once, in_one_task=in_one_task) as rows:
-            with BackgroundTask(spark, description, partial(_seal, rows)) as sealing:
-                result = call(rows)
-            if _are_unique(rows, sealing.result()):
+            blocks, result = evaluate(rows)
+            if _are_unique(rows, blocks):
                 yield rows, result
                 return
         logger.warning("two tasks have computed the same rows of a micro-batch; it is evaluated again")

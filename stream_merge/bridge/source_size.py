@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame
 
-from stream_merge.bridge.jvm import items
+from stream_merge.bridge.jvm import JVM_ERRORS, items
 from stream_merge.bridge.sessions import RunningQuery
 
 _SMALL_BYTES = 8 * 1024 * 1024
 _SMALL_OFFSETS = 20_000
+
+_TELLING = ("LogicalRDD", "LogicalRelation", "LocalRelation", "InMemoryRelation")
+"""The leaves that tell their size, or that they do not know it. Others may plan a scan to find out, or fail."""
+
+Offsets: TypeAlias = "Mapping[tuple[int, str, str], int]"
+"""Offsets by source, topic and partition."""
 
 
 def is_known_to_be_small(frame: DataFrame, query: RunningQuery | None) -> bool:
@@ -22,22 +28,33 @@ def is_known_to_be_small(frame: DataFrame, query: RunningQuery | None) -> bool:
         frame: The batch.
         query: The running query, if it is a streaming query's batch.
     """
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    # A source that does not know says 8 EiB.
-    if sum(int(leaf.stats().sizeInBytes()) for leaf in items(leaves)) <= _SMALL_BYTES:
-        return True
-    return query is not None and (num_offsets := _num_offsets(query)) is not None and num_offsets <= _SMALL_OFFSETS
+    try:
+        leaves = list(items(frame._jdf.queryExecution().analyzed().collectLeaves()))
+        is_telling = all(str(leaf.getClass().getSimpleName()) in _TELLING for leaf in leaves)
+        # A source that does not know says 8 EiB.
+        if is_telling and sum(int(leaf.stats().sizeInBytes()) for leaf in leaves) <= _SMALL_BYTES:
+            return True
+        # The batch is not among the committed ones before it has ended.
+        begins, ends = (
+            _offsets(query.execution, name) if query is not None else None
+            for name in ("committedOffsets", "availableOffsets")
+        )
+    except JVM_ERRORS:  # no estimate
+        return False
+    number = None if ends is None else num_between(begins or {}, ends)
+    return number is not None and number <= _SMALL_OFFSETS
 
 
-def _num_offsets(query: RunningQuery) -> int | None:
-    """Return how many offsets the running batch spans; None if its sources do not count records, as Kafka does."""
-    # The batch is not among the committed ones before it has ended.
-    begins, ends = (_offsets(query.execution, name) for name in ("committedOffsets", "availableOffsets"))
-    return None if ends is None else sum(ends.values()) - sum((begins or {}).values())
+def num_between(begins: Offsets, ends: Offsets) -> int | None:
+    """Return how many records there are between offsets; None if a partition has begun anew, which hides some."""
+    if not begins.keys() <= ends.keys():
+        return None
+    numbers = [end - begins.get(partition, 0) for partition, end in ends.items()]
+    return None if any(number < 0 for number in numbers) else sum(numbers)
 
 
-def _offsets(execution: Any, name: str) -> Mapping[tuple[int, str, str], int] | None:
-    """Return offsets by source, topic and partition; None if a source has others than Kafka's."""
+def _offsets(execution: Any, name: str) -> Offsets | None:
+    """Return the offsets of a query; None if a source has others than Kafka's, which count its records."""
     found: dict[tuple[int, str, str], int] = {}
     for entry in items(getattr(execution, name)().toSeq()):
         topics = json.loads(str(entry._2().json()))

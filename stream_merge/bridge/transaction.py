@@ -79,6 +79,11 @@ class Transaction:
         """The table properties."""
         return dict(self.metadata.get("configuration") or {})
 
+    def is_on(self, table_property: str, setting: str) -> bool:
+        """Whether a table property or a setting of the session switches something on; which goes first is Delta's."""
+        values = self.properties.get(table_property), self.table.spark.conf.get(setting, None)
+        return any(value is not None and value.lower() != "false" for value in values)
+
     @property
     def partition_columns(self) -> list[str]:
         """Names of the partition columns."""

@@ -12,12 +12,10 @@ from stream_merge.bridge.maintenance import OPTIMIZE_METRICS, operation_metrics,
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.errors import StreamMergeError
 from stream_merge.maintenance.policy import Bin, is_clustered
+from stream_merge.metrics import MAINTENANCE_TIME
 from stream_merge.steps import reached
 from stream_merge.table.deletion_vectors import remove_file
 from stream_merge.table.files import DataFile, now_ms
-
-TIME_METRIC = "maintenanceTimeMs"
-"""An operation metric that only this library's compactions write: the milliseconds until the commit."""
 
 _FAILURES: tuple[type[Exception], ...] = (*JVM_ERRORS, StreamMergeError)
 _UNREADABLE: tuple[type[Exception], ...] = (*_FAILURES, OSError)
@@ -138,14 +136,14 @@ def _commit(
         "numRemovedFiles": len(removed),
         "numRemovedBytes": sum(file.size for file in removed),
         "numDeletionVectorsRemoved": sum(bool(file.num_deleted_rows) for file in removed),
-        TIME_METRIC: max(1, round(1000 * (clock() - started))),
+        MAINTENANCE_TIME: max(1, round(1000 * (clock() - started))),
     }
     assert {*OPTIMIZE_METRICS} <= {*values}
     spark = transaction.table.spark
     version = transaction.commit(
         {},
         CommitActions(adds=[{**add, "dataChange": False} for add in added], removes=removes),
-        optimize_operation(spark, [TIME_METRIC]),
+        optimize_operation(spark, [MAINTENANCE_TIME]),
         operation_metrics(spark, values),
     )
     assert version is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream_merge.maintenance.account import Account
-from stream_merge.maintenance.compaction import TIME_METRIC
+from stream_merge.metrics import MAINTENANCE_TIME
 from stream_merge.table.files import DataFile
 
 HISTORY_COMMITS = 30
@@ -76,7 +76,7 @@ def account_from_log(read_commit: Callable[[int], Iterable[Mapping[str, Any]]], 
         except FileNotFoundError:
             break
         metrics = (infos[0].get("operationMetrics") or {}) if infos else {}
-        if TIME_METRIC in metrics:
+        if MAINTENANCE_TIME in metrics:
             break
         # Only this library's merges have the second one.
         if "executionTimeMs" in metrics and "numSupersededRows" in metrics:

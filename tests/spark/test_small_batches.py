@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from stream_merge import merge_sink
 from stream_merge.bridge import source_size
 from stream_merge.bridge.sessions import running_query
+from stream_merge.merge.locate import probes
 from stream_merge.tombstones.manifest import FOLDER
 from tests.spark.jobs import job_descriptions, next_job_id
 
@@ -37,6 +38,7 @@ def tombstones(spark: SparkSession, path: str) -> list[str]:
 
 MOMENTS = ("0001-01-01 00:00:00", "1850-06-01 12:00:00.000001", "9999-12-31 23:59:59.999999")
 SEQUENCES: dict[str, Callable[[int], Any]] = {
+    "decimal(9,2)": lambda n: Decimal(n) / 4,
     "decimal(38,10)": lambda n: Decimal(10**27) + Decimal(n) / 10**10,
     "timestamp": lambda n: dt.datetime.fromisoformat(MOMENTS[1 + n % 2]),
     "timestamp_ntz": lambda n: dt.datetime.fromisoformat(MOMENTS[n % 3]),
@@ -77,9 +79,16 @@ def test_deletes_are_remembered_alike_with_and_without_a_job(
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("max_collected", [probes.MAX_COLLECTED, 1])
 def test_what_was_deleted_without_a_job_stays_deleted(
-    create_table: CreateTable, create_source: Callable[..., DataFrame], read_rows: Callable[[str], list[Row]]
+    create_table: CreateTable,
+    create_source: Callable[..., DataFrame],
+    read_rows: Callable[[str], list[Row]],
+    monkeypatch: pytest.MonkeyPatch,
+    max_collected: int,
 ) -> None:
+    """If not all of them come to the driver, a job writes them."""
+    monkeypatch.setattr(probes, "MAX_COLLECTED", max_collected)
     schema = "k string, s bigint, v int"
     path = create_table(schema, [(f"k{n}", 0, n) for n in range(5)], deletion_vectors=True)
     sink = merge_sink(path, keys="k", sequence_by="s", delete_when="v < 0", locator="index")
@@ -177,3 +186,30 @@ def test_a_source_that_counts_its_records_tells_how_many_a_batch_has(
         assert {is_small for _, is_small in found} == {False}
     else:
         assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "expected"),
+    [
+        ({}, {"a": 3, "b": 4}, 7),
+        ({"a": 3, "b": 4}, {"a": 3, "b": 9, "c": 1}, 6),
+        # A topic that was made anew, and a partition that is gone, would hide the records of the others.
+        ({"a": 1_000_000, "b": 0}, {"a": 5, "b": 900_000}, None),
+        ({"a": 1_000_000, "b": 0}, {"b": 900_000}, None),
+    ],
+)
+def test_records_are_counted_by_partition(begins: Any, ends: Any, expected: int | None) -> None:
+    of_partition = [{(0, "t", name): offset for name, offset in offsets.items()} for offsets in (begins, ends)]
+    assert source_size.num_between(*of_partition) == expected
+
+
+def test_a_source_that_does_not_tell_its_size_is_merged(
+    spark: SparkSession, create_table: CreateTable, read_rows: Callable[[str], list[Row]]
+) -> None:
+    path = create_table("k bigint, s bigint", [(1, 0)])
+    changes = spark.sql(
+        "WITH new AS (SELECT id AS k, 5L AS s FROM range(3)) SELECT a.* FROM new a JOIN new b USING (k)"
+    )
+    assert not source_size.is_known_to_be_small(changes, None)
+    merge_sink(path, keys="k", sequence_by="s").merge(changes)
+    assert {row["k"]: row["s"] for row in read_rows(path)} == {0: 5, 1: 5, 2: 5}

@@ -9,11 +9,10 @@ from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any
 
+from stream_merge.metrics import MAINTENANCE_TIME
+
 _OWN_METRIC = "numSupersededRows"
 """An operation metric that only this library writes, into each of its commits."""
-
-_MAINTENANCE_METRIC = "maintenanceTimeMs"
-"""An operation metric that only this library writes, into each compaction."""
 
 # exactly_once.BatchIdentity records when the query planned a batch under the application id with this suffix.
 _PLANNED = "/planned-ms"
@@ -53,7 +52,7 @@ class Commit:
     @property
     def is_maintenance(self) -> bool:
         """Whether it is a compaction by stream_merge."""
-        return _MAINTENANCE_METRIC in self.metrics
+        return MAINTENANCE_TIME in self.metrics
 
     def count(self, *names: str) -> int:
         """Return the sum of operation metrics; missing ones count as 0."""

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from stream_merge.cli.show.commits import Window
 from stream_merge.cli.show.status import Status
+from stream_merge.metrics import MAINTENANCE_TIME
 
 _WIDE = 116
 """From this width on there is room for two panels side by side and for more columns."""
@@ -125,7 +126,7 @@ def _table(status: Status) -> list[tuple[str, Text | str]]:
     if compactions:
         files_before = sum(commit.count("numRemovedFiles") for commit in compactions)
         files_after = sum(commit.count("numAddedFiles") for commit in compactions)
-        seconds = _seconds(sum(commit.count("maintenanceTimeMs") for commit in compactions))
+        seconds = _seconds(sum(commit.count(MAINTENANCE_TIME) for commit in compactions))
         done = f"{_plural(len(compactions), 'compaction')} of {files_before:,} files to {files_after:,} in {seconds} s"
         facts.append(("Maintenance", f"{done}, the last {_span(status.now - compactions[-1].time)} ago"))
     others = [f"{name} {count:,} ({_span(status.now - last)} ago)" for name, count, last in status.others]

@@ -38,7 +38,7 @@ MAX_READ_FILES = 2_000
 """So many files one job reads for the index; of many more, two may well have names with one checksum."""
 
 _SHUFFLING = ("delta.autoOptimize.optimizeWrite", "spark.databricks.delta.optimizeWrite.enabled")
-"""With these Delta shuffles what it writes."""
+"""With this property or setting Delta shuffles what it writes."""
 
 
 class IndexedTable(Protocol):
@@ -167,7 +167,9 @@ def note_written(job: MergeJob, written: Sequence[DataFile]) -> None:
     index, probes = job.index, job.source.probes
     if probes is None or len(written) != 1 or index.has(written[0].path) or index.writes_in_order is False:
         return
-    if job.transaction.partition_columns or not job.resolved.inserts_as_given(job.order_by) or _is_shuffled(job):
+    if job.transaction.partition_columns or not job.resolved.inserts_as_given(job.order_by):
+        return
+    if job.transaction.is_on(*_SHUFFLING):
         return
     sources = probes["source"].to_numpy()
     # Without keys there is no probe, and Spark may coalesce partitions in any order.
@@ -185,12 +187,6 @@ def note_written(job: MergeJob, written: Sequence[DataFile]) -> None:
     files, rows = np.zeros(len(kept), dtype=np.int64), np.arange(len(kept))
     # The file is not active before the commit.
     index.add({0: written[0].path}, files, rows, high, low, newest, lambda: active_paths(job) | {written[0].path})
-
-
-def _is_shuffled(job: MergeJob) -> bool:
-    spark = job.source.rows.sparkSession
-    values = [job.transaction.properties.get(name) or spark.conf.get(name, None) for name in _SHUFFLING]
-    return any(value is not None and value.lower() != "false" for value in values)
 
 
 def _compare_expected(index: KeyIndex, paths: Mapping[int, str], files: Any, rows: Any, high: Any, low: Any) -> None:

@@ -71,9 +71,13 @@ def collected(is_wanted: Column, columns: Sequence[Column]) -> Column:
 
     The list is shorter if there are too many.
     """
+    return F.collect_list(F.when(is_wanted & is_near(), F.struct(*columns)))
+
+
+def is_near() -> Column:
+    """Return whether a row is among the first of its partition, so that a list of such rows is bounded."""
     row = F.col(SOURCE_ID).bitwiseAND(F.lit(2**ROW_BITS - 1))
-    is_near = row * (F.shiftright(SOURCE_ID, ROW_BITS) + 1) < MAX_COLLECTED
-    return F.collect_list(F.when(is_wanted & is_near, F.struct(*columns)))
+    return row * (F.shiftright(SOURCE_ID, ROW_BITS) + 1) < MAX_COLLECTED
 
 
 def collected_table(found: Any, number: int) -> Any:
