@@ -7,6 +7,7 @@ from pyspark.sql import Row
 
 from stream_merge import merge_sink
 from stream_merge.merge import merge_on_read
+from stream_merge.merge.locate import probes
 from stream_merge.partial_updates.carried_values import CarriedValues
 from tests.conftest import CreateTable
 from tests.spark.jobs import jobs_since, next_job_id
@@ -82,6 +83,20 @@ def test_a_row_that_lacks_a_value_and_is_in_the_table_is_merged_by_column(create
         Row(id=1, a="a1", b="b1", seq=1),
         Row(id=2, a="A2", b="b2", seq=10),
         Row(id=3, a="A3", b="B3", seq=10),
+    ]
+
+
+def test_rows_that_lack_values_are_merged_by_column_if_not_all_of_them_are_listed(
+    create_source, rows_of, table, by_column, monkeypatch
+):
+    monkeypatch.setattr(probes, "MAX_COLLECTED", 1)
+    lacking = [upsert(key, f"A{key}", None, 10, "b", old=key + 5) for key in (2, 3)]
+    moving(table).merge(create_source(SCHEMA, [upsert(1, "A1", "B1", 10), *lacking]))
+    assert len(by_column) == 1
+    assert rows_of(table, "id", "a", "b") == [
+        Row(id=1, a="A1", b="B1"),
+        Row(id=2, a="A2", b="b2"),
+        Row(id=3, a="A3", b="b3"),
     ]
 
 
