@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -128,7 +129,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests by the markers `long`, `one_in` and `any_strategy`, unless one is asked for by its full name."""
+    """Leave tests to the long tier by the markers `long`, `one_in` and `any_strategy`, and half of the cases of each
+    test that needs Spark, unless one is asked for by its full name."""
     if config.getoption("--long") or any("[" in name for name in config.args):
         return
     is_one_enough = config.getoption("--one-strategy")
@@ -140,11 +142,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and _is_in_sample(item, config.getoption("--one-in"))
         and (both or _is_drawn(item) or not (is_one_enough or item.get_closest_marker("any_strategy")))
     ]
+    kept = kept if both else _without_half_of_the_cases(kept)
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     # Modules are handed to the workers in this order: a long one at the end would leave the other worker with nothing
     # to do.
     slow = {item.path for item in kept if item.get_closest_marker("slow")}
     items[:] = sorted(kept, key=lambda item: item.path not in slow)
+
+
+def _without_half_of_the_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests without half of the cases of each that needs Spark.
+
+    The next to be taken is the case with the most words in its name that no case has had yet. So of a table of cases
+    (strategies and types, say) each strategy and each type stays, as far as half of them can. Among equals the names
+    draw.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("every_case"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left = set[pytest.Item]()
+    for same in cases.values():
+        drawn = sorted(same, key=lambda item: zlib.crc32(b"case" + item.nodeid.encode()))
+        words = {item: set(item.nodeid.partition("[")[2].rstrip("]").split("-")) for item in drawn}
+        seen = set[str]()
+        while len(drawn) > len(same) // 2:
+            best = max(drawn, key=lambda item: len(words[item] - seen))
+            drawn.remove(best)
+            seen |= words[best]
+        left.update(drawn)
+    return [item for item in items if item not in left]
 
 
 def _is_in_sample(item: pytest.Item, one_in: int) -> bool:

@@ -24,7 +24,7 @@ DATA = ROOT / "demo" / "data"
 EQUAL = "All 3 tables equal the database's own dump, row for row."
 DIFFERENT = "The tables do NOT equal the database's own dump."
 NUM_MICRO_BATCHES = 20
-NUM_OF_A_RUN = 8
+NUM_OF_A_RUN = 4
 """A micro-batch of three tables takes seconds."""
 
 
@@ -134,6 +134,7 @@ def test_tables_equal_the_dump(first_run: subprocess.CompletedProcess[str], work
     assert len([path for path in (workdir / "checkpoint" / "commits").iterdir() if path.name.isdigit()]) == len(batches)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_second_run_merges_nothing_again_and_fails_on_a_tampered_dump(
     first_run: subprocess.CompletedProcess[str], workdir: Path, tmp_path: Path

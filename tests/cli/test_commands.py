@@ -344,6 +344,7 @@ def wait_for_spark(child):
     raise AssertionError(f"Spark was not started: {child.stderr}")
 
 
+@pytest.mark.long
 def test_a_batch_that_hangs_is_cut_off(start_command, land, write_pipeline, read_rows, tmp_path):
     """SIGTERM waits for `stop_timeout`; what hangs then is merged when the pipeline is started again."""
     write_pipeline(pipeline="stop_timeout = 3")
@@ -374,6 +375,7 @@ def test_a_batch_that_hangs_is_cut_off(start_command, land, write_pipeline, read
     assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
 
 
+@pytest.mark.long
 def test_on_a_terminal(start_in_terminal, land, write_pipeline, read_rows, tmp_path):
     """Every table is shown while a batch runs, Ctrl-C lets it finish, and the terminal is left as it was."""
     write_pipeline(choose_packages=True)
@@ -401,6 +403,7 @@ def test_on_a_terminal(start_in_terminal, land, write_pipeline, read_rows, tmp_p
     assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
 
 
+@pytest.mark.long
 def test_wrong_turns_are_a_sentence_each(start_command, land, write_pipeline, tmp_path):
     """Packages that cannot be fetched, a table without its column, a table that does not exist."""
     land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))

@@ -88,6 +88,7 @@ def test_columns_that_the_messages_tell_make_the_database_s_own_tables(spark, ru
     assert "phone" in spark.read.format("delta").load(f"{tmp_path}/lake/customers").columns
 
 
+@pytest.mark.long
 def test_values_are_read_as_the_schema_of_their_own_message_spells_them(spark, run_pipeline, land_capture, tmp_path):
     """A log in which the scale of a decimal and the digits of a timestamp were altered, in one batch; then all of it
     again."""

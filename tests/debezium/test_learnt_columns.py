@@ -132,6 +132,7 @@ def test_a_truncate_that_comes_first_tells_no_keys(spark):
     assert debezium.learn_columns(frame_of(spark, truncate, keyless)).keys == ()
 
 
+@pytest.mark.long
 @pytest.mark.any_strategy
 def test_a_log_learnt_batch_by_batch_makes_the_database_s_own_table(spark, create_table, deletion_vectors):
     """The log has an ALTER TABLE ... ADD COLUMN channel NOT NULL DEFAULT 'web', and comes as foreachBatch gets it."""

@@ -22,6 +22,8 @@ from tests.debezium.captures import (
 )
 from tests.debezium.test_captured_logs import columns_of, decode
 
+pytestmark = pytest.mark.one_in(2)
+
 NUM_BATCHES = 4
 
 

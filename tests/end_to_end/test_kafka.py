@@ -76,6 +76,7 @@ def failure_of(process: Process) -> str:
     return printed(process).splitlines()[-1]
 
 
+@pytest.mark.long
 def test_validate_tells_topics_that_are_not_there(kafka: Kafka, prefix: str, write_pipeline, start):
     kafka.create_topic(f"{prefix}.orders")
     write_pipeline(f'topics = ["{prefix}.orders", "{prefix}.items"]')
@@ -159,6 +160,7 @@ def test_nothing_is_lost_or_skipped(spark: SparkSession, kafka: Kafka, prefix: s
     assert rows(spark, tmp_path / "lake/orders") == merged
 
 
+@pytest.mark.long
 def test_a_topic_that_no_table_takes(spark: SparkSession, kafka: Kafka, prefix: str, write_pipeline, start, tmp_path):
     """It ends the pipeline before anything is merged; where the file says so, its rows are left out with a warning."""
     orders, visits = f"{prefix}.orders", f"{prefix}-visits"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.services.kafka import Kafka
     from tests.services.postgres import Postgres
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MODES = ("precise", "string", "double")
 VALUES = ("1.5", "NaN", "Infinity", "-Infinity")

@@ -11,7 +11,7 @@ import pytest
 from tests.services.kafka import Kafka, LocalKafka
 from tests.services.processes import Process, Unavailable, free_ports
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_in(2)]
 
 SECONDS = 240
 STARTED = "INFO starting pipeline shop from pipeline.toml"

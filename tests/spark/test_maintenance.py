@@ -237,6 +237,7 @@ def test_a_rewrite_that_loses_rows_is_given_up(eager, monkeypatch, create_table,
     assert len(read_rows(path)) == 25
 
 
+@pytest.mark.long
 def test_two_sinks_of_one_table(eager, create_table, create_source, read_rows):
     path = create_table(SCHEMA, ROWS, deletion_vectors=True)
     expected = dict(ROWS)
