@@ -1,0 +1,254 @@
+"""How many Debezium events a second `stream-merge run --once` takes from files, and what of it is decoding.
+
+`python -m benchmarks.throughput` writes a million events of random keys (5 % deletes) to files of 25,000, and lets the
+command merge them into empty tables, one file a micro-batch. The tables must have the newest row of each key, or the
+script fails. It then measures in one session, over the same records and with nothing written:
+
+- read: the records are read.
+- from_json: Spark's parser, given the envelope's fields as text.
+- decode: `debezium.changes`, with typed columns, order and errors.
+- json: one thread of Python, with `orjson` if it is installed, else with the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
+
+from benchmarks.change_data import COLUMNS, IMAGE, TYPES
+from benchmarks.measure import SETTINGS, start_session
+from benchmarks.merge_speed import describe_machine
+from stream_merge import debezium
+from stream_merge.debezium.envelope import message_fields, parse_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORD = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+PIPELINE = """
+[pipeline]
+name = "throughput"
+checkpoint = "{root}/checkpoint"
+trigger = "0 seconds"
+{route}
+[source]
+format = "files"
+path = "{root}/records"
+file_format = "parquet"
+schema = "{record}"
+max_files_per_trigger = 1
+[decode]
+format = "debezium"
+[spark.conf]
+"spark.driver.memory" = "{memory}"
+"""
+TABLE = """
+[[tables]]
+{source}target = "{root}/lake/t{number}"
+keys = ["id"]
+columns = "{columns}"
+"""
+BATCH_LINE = re.compile(r"^(\S+ \S+) INFO .*: batch (\d+), version", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class ProcessTime:
+    """The processor time of a process and all below it, while the block runs, in seconds."""
+
+    pid: int
+    seconds: dict[int, float] = field(default_factory=dict)
+    _is_over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> ProcessTime:
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._is_over.wait(0.5):
+            self._read(self.pid)
+
+    def _read(self, pid: int) -> None:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            self.seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            children = [p.read_text().split() for p in Path(f"/proc/{pid}/task").glob("*/children")]
+        except OSError:  # it has ended
+            return
+        for child in {int(text) for texts in children for text in texts}:
+            self._read(child)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = _options()
+    print(describe_machine(), end="\n\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="stream_merge-benchmark-") as folder:
+        root = Path(folder)
+        spark = start_session(root, SETTINGS["readme"], options.driver_memory)
+        write_events(spark, root / "records", options)
+        records = spark.read.schema(RECORD).parquet(str(root / "records"))
+        for name, rate in decoding_rates(records, root / "records", options.repeats).items():
+            print(f"{name}: {rate:,.0f} events a second", flush=True)
+        # The command has the machine to itself.
+        spark.stop()
+        run_command(root, options)
+        spark = start_session(root, SETTINGS["readme"], options.driver_memory)
+        for number in range(options.tables):
+            check(spark, root, number)
+        spark.stop()
+
+
+def write_events(spark: SparkSession, path: Path, options: argparse.Namespace) -> None:
+    """Write the events, one file for each micro-batch; the tables take turns."""
+    image = IMAGE.format(is_unsent="false", placeholder="")
+    source = "named_struct('lsn', n + 1000, 'snapshot', 'false', 'table', 'customers')"
+    num_batches = -(-options.events // options.batch)
+    events = (
+        spark.range(0, options.events, 1, num_batches)
+        .withColumnRenamed("id", "n")
+        .withColumn("id", F.pmod(F.xxhash64("n"), F.lit(options.events * 6 // 10)))
+        .withColumn("op", F.when(F.pmod(F.xxhash64("n", F.lit(1)), F.lit(100)) < 5, "d").otherwise("u"))
+    )
+    events.selectExpr(
+        "CAST(to_json(named_struct('id', id)) AS BINARY) AS key",
+        f"CAST(to_json(named_struct('after', IF(op = 'd', NULL, {image}), 'source', {source}, 'op', op)) AS BINARY) "
+        "AS value",
+        f"concat('t', pmod(id, {options.tables})) AS topic",
+        "0 AS partition",
+        "n AS offset",
+        "timestamp_micros(n) AS timestamp",
+        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+    ).write.parquet(str(path))
+    # The file source takes the oldest first.
+    for place, file in enumerate(sorted(path.glob("*.parquet"))):
+        os.utime(file, (1_700_000_000 + place, 1_700_000_000 + place))
+
+
+def decoding_rates(records: DataFrame, path: Path, repeats: int) -> dict[str, float]:
+    """Return how many events a second each way of reading takes."""
+    fields = message_fields(tuple(TYPES), None, with_before=False, meta_prefix="__")
+    ways: dict[str, Callable[[], object]] = {
+        "read": lambda: _discard(records),
+        "from_json": lambda: _discard(records.select(parse_json(F.col("value").cast("string"), fields).struct)),
+        "decode": lambda: _discard(debezium.changes(records, COLUMNS, ["id"])),
+    }
+    num_events = records.count()
+    rates = {}
+    for name, way in ways.items():
+        times = []
+        for _ in range(1 + repeats):
+            started = time.perf_counter()
+            way()
+            times.append(time.perf_counter() - started)
+        rates[name] = num_events / statistics.median(times[1:])
+    try:
+        parser = import_module("orjson")
+    except ModuleNotFoundError:
+        parser = import_module("json")
+    values = [value for file in path.glob("*.parquet") for value in pq.read_table(file, columns=["value"])["value"]]
+    texts = [value.as_py() for value in values[:100_000]]
+    started = time.perf_counter()
+    for text in texts:
+        parser.loads(text)
+    rates[f"{parser.__name__}, one thread"] = len(texts) / (time.perf_counter() - started)
+    return rates
+
+
+def _discard(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def run_command(root: Path, options: argparse.Namespace) -> None:
+    """Run the command to its end, and print its rates."""
+    is_one = options.tables == 1
+    text = PIPELINE.format(
+        root=root, record=RECORD, memory=options.driver_memory, route="" if is_one else 'route_by = "topic"'
+    )
+    for number in range(options.tables):
+        source = "" if is_one else f'source = "t{number}"\n'
+        text += TABLE.format(root=root, number=number, columns=COLUMNS, source=source)
+    (root / "pipeline.toml").write_text(text)
+    log = root / "run.log"
+    started = time.monotonic()
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "stream_merge.cli", "run", str(root / "pipeline.toml"), "--once"]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        with ProcessTime(process.pid) as used:
+            code = process.wait()
+    seconds = time.monotonic() - started
+    if code != 0:
+        raise SystemExit(log.read_text()[-5000:])
+    ends: dict[int, float] = {}
+    for moment, batch in BATCH_LINE.findall(log.read_text()):
+        ends[int(batch)] = datetime.fromisoformat(moment.replace(",", ".")).timestamp()
+    times = sorted(ends.values())
+    num_batches = -(-options.events // options.batch)
+    warm = num_batches // 4
+    # The rest of the batches, from the end of the last one before them.
+    rate = (num_batches - warm) * options.batch / (times[-1] - times[warm - 1])
+    cpu = sum(used.seconds.values())
+    print(
+        f"stream-merge run --once, {options.tables} table(s), batches of {options.batch:,}: "
+        f"{options.events / seconds:,.0f} events a second from its start to its end ({seconds:.0f} s), "
+        f"{rate:,.0f} after the first quarter; {options.events / cpu:,.0f} events a second of processor time",
+        flush=True,
+    )
+    if options.keep_log is not None:
+        options.keep_log.write_text(log.read_text())
+
+
+def check(spark: SparkSession, root: Path, number: int) -> None:
+    """Compare a table with the newest event of each key.
+
+    Raises:
+        AssertionError: They differ.
+    """
+    records = spark.read.schema(RECORD).parquet(str(root / "records")).where(f"topic = 't{number}'")
+    changes = debezium.changes(records, COLUMNS, ["id"])
+    newest = changes.groupBy("id").agg(F.max_by(F.struct("*"), "_change.sequence").alias("newest")).select("newest.*")
+    rows = newest.where("_change.op <> 'd'").drop("_change")
+    table = spark.read.format("delta").load(str(root / f"lake/t{number}")).select(*rows.columns)
+    for one, other in ((rows, table), (table, rows)):
+        assert one.exceptAll(other).isEmpty(), f"table {number} differs"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    option = parser.add_argument
+    option("--events", type=int, default=1_000_000, help="events of all tables (default: %(default)s)")
+    option("--batch", type=int, default=25_000, help="events of a micro-batch (default: %(default)s)")
+    option("--tables", type=int, default=1, help="number of tables (default: %(default)s)")
+    option("--repeats", type=int, default=3, help="how often each way of decoding is timed (default: %(default)s)")
+    option("--driver-memory", default="4g", help="memory of Spark (default: %(default)s)")
+    option("--keep-log", type=Path, metavar="FILE", help="where to copy the command's log")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
