@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -156,18 +156,33 @@ def known_targets(pipeline: Pipeline) -> dict[str, int]:
     Returns:
         The number of the section by target; the first section if several share a target.
     """
-    topics = pipeline.source.topics if isinstance(pipeline.source, KafkaSource) else ()
+    return {table.target: table.number for table in known_tables(pipeline)}
+
+
+def known_tables(pipeline: Pipeline, seen_topics: Iterable[str] = ()) -> list[FoundTable]:
+    """Return the tables known without any rows: one for each target, under the first spelling of its path or name.
+
+    Args:
+        pipeline: The pipeline.
+        seen_topics: Topics besides those that the file names; they may fill the placeholders of a target.
+    """
+    topics = [*(pipeline.source.topics if isinstance(pipeline.source, KafkaSource) else ()), *seen_topics]
     found = [find_table(pipeline, topic) for topic in (topics if pipeline.pipeline.route_by is None else ())]
-    targets = [(table.target, number) for number, table in enumerate(pipeline.tables) if not _is_filled_by_name(table)]
-    targets += [(table.target, table.number) for table in found if table and _is_filled_by_name(table.settings)]
-    known: dict[str, tuple[str, int]] = {}
-    for target, number in targets:
+    tables = [
+        FoundTable(number=number, settings=table, target=table.target, quarantine=table.quarantine)
+        for number, table in enumerate(pipeline.tables)
+        if not is_filled_by_name(table)
+    ]
+    tables += [table for table in found if table and is_filled_by_name(table.settings)]
+    known: dict[str, FoundTable] = {}
+    for table in tables:
         # The sink uses the first spelling of a path.
-        known.setdefault(table_key(target), (target, number))
-    return dict(known.values())
+        known.setdefault(table_key(table.target), table)
+    return list(known.values())
 
 
-def _is_filled_by_name(table: TableSettings) -> bool:
+def is_filled_by_name(table: TableSettings) -> bool:
+    """Return whether the name of the rows' source fills placeholders of the target."""
     source = table.source or ""
     return source.startswith(PATTERN_PREFIX) and bool(re.compile(source.removeprefix(PATTERN_PREFIX)).groupindex)
 

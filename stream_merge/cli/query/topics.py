@@ -67,16 +67,7 @@ class ReadTopics:
         return [topic for topic, topic_id in found.items() if self._known.get(topic, topic_id) != topic_id]
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object in the last line of a file; None if there is none, or it cannot be read."""
-        from stream_merge.bridge.small_files import read_text
-
-        try:
-            text = read_text(self._spark, f"{self._folder}/{name}")
-            found = json.loads(text.strip().splitlines()[-1]) if text else None
-        except Exception as error:
-            logger.debug("%s/%s cannot be read", self._folder, name, exc_info=error)
-            return None
-        return found if isinstance(found, dict) else None
+        return _read_json(self._spark, f"{self._folder}/{name}")
 
     def _write(self) -> None:
         from stream_merge.bridge.small_files import write_text
@@ -85,6 +76,24 @@ class ReadTopics:
             write_text(self._spark, f"{self._folder}/{FILE}", json.dumps(self._known, sort_keys=True) + "\n")
         except Exception as error:
             logger.debug("the ids of topics cannot be kept in %s", self._folder, exc_info=error)
+
+
+def seen_topics(spark: SparkSession, checkpoint: str) -> list[str]:
+    """Return the topics that the query of a checkpoint has read, as far as its folder says."""
+    return sorted(_read_json(spark, f"{checkpoint.rstrip('/')}/{FILE}") or {})
+
+
+def _read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
+    """Return the JSON object in the last line of a file; None if there is none, or it cannot be read."""
+    from stream_merge.bridge.small_files import read_text
+
+    try:
+        text = read_text(spark, path)
+        found = json.loads(text.strip().splitlines()[-1]) if text else None
+    except Exception as error:
+        logger.debug("%s cannot be read", path, exc_info=error)
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def refuse(made_anew: Sequence[str]) -> None:
