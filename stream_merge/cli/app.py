@@ -6,15 +6,15 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from stream_merge import MergeResult, __version__
+from stream_merge import __version__
 from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
 from stream_merge.cli.file.secrets import Secrets
 from stream_merge.cli.show.logs import LogLevel, configure_logging
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from stream_merge.cli.errors import StopNow
     from stream_merge.cli.file.load import LoadedPipeline
     from stream_merge.cli.file.pipeline import Pipeline
-    from stream_merge.cli.run.progress import Progress
-    from stream_merge.cli.show.prometheus import Metrics
 
 DEFAULT_FILE = Path("pipeline.toml")
 
@@ -93,7 +91,9 @@ def run(
         loaded = command.load(file)
         console = _terminal() if live and sys.stdout.isatty() else None
         configure_logging(log_level, loaded.secrets, console)
-        code = _run(loaded, console, once=once)
+        from stream_merge.cli.run_command import run_pipeline
+
+        code = run_pipeline(loaded, console, once=once)
         if code is not ExitCode.OK:
             raise typer.Exit(code)
 
@@ -138,36 +138,45 @@ def validate(
 
 @app.command()
 def status(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Path or catalog name of a table.", show_default=False)],
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="[TABLE]", help="Path or catalog name; without it, all tables of --pipeline."),
+    ] = None,
     *,
+    watch: Annotated[bool, typer.Option("--watch", help="Read and show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.5, help="Seconds between two readings.")
+    ] = 5.0,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page that needs nothing else to a .html.")
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE", help="Plot batch time, rows and delay to a .png, .svg or .html."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Number of the newest commits to read.")] = 1000,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, help="Number of the newest commits to read: 1000, or 200 for each of several tables."
+        ),
+    ] = None,
     pipeline: Annotated[
-        Path | None, typer.Option("--pipeline", metavar="FILE", help="Pipeline file with the Spark settings to use.")
+        Path | None,
+        typer.Option("--pipeline", metavar="FILE", help="Pipeline file with the tables, and Spark settings to use."),
     ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Show the state of a stream from its table's commits: batches, rates, rows, conflicts, deletes, files."""
+    """Show the state of a stream from its tables' commits: batches, rates, rows, conflicts, deletes, files."""
     with _Command(log_level) as command:
         loaded = command.load(pipeline) if pipeline is not None else None
-        if plot is not None:
-            from stream_merge.cli.show.plots import check_plot_file
+        from stream_merge.cli.show.status_command import Request, show_status
 
-            check_plot_file(plot)
+        request = Request(
+            table=table, loaded=loaded, plot=plot, html=html, limit=limit, interval=interval if watch else None
+        )
+        request.check()
         spark = command.start_session(loaded.pipeline if loaded is not None else None)
-        from stream_merge.cli.show.status import read_status
-        from stream_merge.cli.show.status_view import print_status
-
-        found = read_status(spark, table, limit)
-        print_status(_terminal(), found)
-        if plot is not None:
-            from stream_merge.cli.show.plots import plot as draw
-
-            draw(found, plot)
-            typer.echo(f"{plot} is written.")
+        show_status(spark, request, _terminal(), typer.echo)
 
 
 @app.command()
@@ -307,83 +316,3 @@ def _waiting(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(text):
         yield
-
-
-def _run(loaded: LoadedPipeline, console: Console | None, *, once: bool) -> ExitCode:
-    """Run a pipeline with its metrics endpoint and its display."""
-    from stream_merge.cli.checks.validate import validate as validate_offline
-    from stream_merge.cli.file.faults import PipelineFileError
-    from stream_merge.cli.query.sources import check_brokers
-    from stream_merge.cli.query.tables import build_sink, known_targets
-    from stream_merge.cli.run.progress import Progress, State
-    from stream_merge.cli.show.live import LiveView
-    from stream_merge.cli.show.prometheus import Endpoint, Metrics
-
-    pipeline, mask = loaded.pipeline, loaded.secrets.mask
-    progress = Progress(pipeline.pipeline.name)
-    metrics = Metrics(progress, pipeline.pipeline.name, mask)
-    # Before Spark, which takes seconds to start, so that faults of the file, the broker or the port show at once.
-    faults = validate_offline(loaded, None)
-    if faults:
-        raise PipelineFileError(faults, loaded.path)
-    merge = build_sink(pipeline, _observer(progress, metrics))
-    metrics.expect(known_targets(pipeline))
-    check_brokers(pipeline.source)
-    with ExitStack() as stack:
-        if pipeline.metrics.prometheus_port is not None:
-            stack.enter_context(
-                Endpoint(metrics, pipeline.metrics.prometheus_address, pipeline.metrics.prometheus_port)
-            )
-        if console is not None:
-            stack.enter_context(LiveView(console, progress, mask))
-        try:
-            return _run_on_spark(loaded, merge, progress, metrics.on_failure, once=once)
-        finally:
-            progress.set_state(State.ENDED)
-
-
-def _run_on_spark(
-    loaded: LoadedPipeline,
-    merge: Callable[..., None],
-    progress: Progress,
-    on_failure: Callable[[], None],
-    *,
-    once: bool,
-) -> ExitCode:
-    import logging
-
-    from stream_merge.cli.checks.catalog import find_catalog_faults
-    from stream_merge.cli.file.faults import PipelineFileError
-    from stream_merge.cli.run.runner import Runner
-    from stream_merge.cli.run.session import start_session, stopped_after
-    from stream_merge.cli.run.stopping import StopSignals
-
-    logger = logging.getLogger("stream_merge.cli")
-    pipeline = loaded.pipeline
-    logger.info("starting pipeline %s from %s", pipeline.pipeline.name, loaded.path)
-    spark = start_session(pipeline, loaded.secrets)
-    # After Spark has started, since PySpark installs its own handler for SIGINT.
-    with stopped_after(spark), StopSignals() as signals:
-        faults = list(find_catalog_faults(spark, loaded))
-        if faults:
-            raise PipelineFileError(faults, loaded.path)
-        code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
-        reason = "everything available is merged" if signals.received is None else "stopped by a signal"
-        logger.info("ended: %s", reason if code is ExitCode.OK else "a signal interrupted the running micro-batch")
-        return code
-
-
-def _observer(progress: Progress, metrics: Metrics) -> Callable[[MergeResult], None]:
-    """Return the callback for the result of each table and micro-batch."""
-    import logging
-
-    from stream_merge.cli.show.live import result_line
-
-    logger = logging.getLogger("stream_merge.cli")
-
-    def observe(result: MergeResult) -> None:
-        progress.on_result(result)
-        metrics.on_result(result)
-        logger.info("%s", result_line(result, progress.snapshot()))
-
-    return observe

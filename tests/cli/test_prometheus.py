@@ -8,7 +8,12 @@ import pytest
 
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.run.progress import Progress, State
-from stream_merge.cli.show.prometheus import Endpoint, Metrics
+from stream_merge.cli.show.endpoint import Endpoint
+from stream_merge.cli.show.prometheus import Metrics
+
+
+def no_page():
+    raise AssertionError("nobody asked for the page")
 
 
 def scrape(port):
@@ -69,7 +74,7 @@ def test_every_metric_is_served_and_the_endpoint_leaves_nothing(metrics, make_re
     progress.on_query_progress(
         report(4, end={"orders": {"0": 5}}, latest={"orders": {"0": 8}}, newest={"all": 990_000})
     )
-    with Endpoint(counted, "127.0.0.1", 0) as endpoint:
+    with Endpoint(counted, "127.0.0.1", 0, no_page) as endpoint:
         served = scrape(endpoint.port)
     table = 'pipeline="shop",table="./***/orders"'
 
@@ -138,7 +143,7 @@ def test_every_metric_is_served_and_the_endpoint_leaves_nothing(metrics, make_re
 def test_a_pipeline_that_retries_is_not_up(metrics):
     progress, counted = metrics
     progress.set_state(State.RETRYING, "Kafka does not answer.")
-    with Endpoint(counted, "127.0.0.1", 0) as endpoint:
+    with Endpoint(counted, "127.0.0.1", 0, no_page) as endpoint:
         assert scrape(endpoint.port) == {
             'stream_merge_up{pipeline="shop"}': "0.0",
             'stream_merge_batch_failures_total{pipeline="shop"}': "0.0",
@@ -150,7 +155,7 @@ def test_counters_are_there_before_the_first_batch(metrics, make_result):
     _, counted = metrics
     counted.expect(["./s3cret/orders", "./lake/items"])
     name = 'stream_merge_quarantined_rows_total{pipeline="shop",table="./***/orders"}'
-    with Endpoint(counted, "127.0.0.1", 0) as endpoint:
+    with Endpoint(counted, "127.0.0.1", 0, no_page) as endpoint:
         before = scrape(endpoint.port)
         counted.on_result(make_result("./s3cret/orders", num_quarantined_rows=3, phase_ms={"source": 20}))
         after = scrape(endpoint.port)
@@ -171,7 +176,7 @@ def test_a_port_that_is_taken_is_told_in_a_sentence(metrics):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(PipelineError) as caught, Endpoint(metrics[1], "127.0.0.1", port):
+        with pytest.raises(PipelineError) as caught, Endpoint(metrics[1], "127.0.0.1", port, no_page):
             pass
     assert str(caught.value) == (
         f"The metrics cannot be served at 127.0.0.1:{port}: Address already in use. Choose another prometheus_port in "

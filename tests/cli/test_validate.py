@@ -274,9 +274,9 @@ def test_a_name_in_a_catalog_that_forgets_its_tables(find, land):
 
 
 def test_a_run_refuses_such_a_name_before_anything_is_merged(here, spark, monkeypatch):
-    from stream_merge.cli.app import _run_on_spark
+    from stream_merge.cli.run_command import _run_on_spark
 
-    monkeypatch.setattr("stream_merge.cli.run.session.start_session", lambda *_: spark)
+    monkeypatch.setattr("stream_merge.cli.run_command.start_session", lambda *_: spark)
     monkeypatch.setattr("stream_merge.cli.run.session.stop_session", lambda _: None)
     (here / "pipeline.toml").write_text(PIPELINE + FILES + TABLE.replace("./lake/orders", "orders"))
     with pytest.raises(PipelineFileError, match=r":8: tables\[0\]\.target: orders is the name of a table in a catalog"):

@@ -1,4 +1,4 @@
-"""Writes numbers, rates, sizes and times as the status of a table shows them, on a terminal and on a page."""
+"""Writes numbers, rates, sizes and times as they are shown on a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from rich import filesize
 
 UNKNOWN = "-"
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def plural(number: int, noun: str) -> str:
@@ -60,3 +61,29 @@ def span(time: timedelta) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def count(number: float) -> str:
+    """Return a number of rows in at most six characters: 12,345, then 123.4k, 1.2M, 3.4G."""
+    if number < 10 and number != int(number):
+        return f"{number:.1f}"
+    if number < 99_999.5:
+        return f"{number:,.0f}"
+    for unit in ("k", "M", "G"):
+        number /= 1000
+        if number < 999.95 or unit == "G":
+            return f"{number:.1f}{unit}"
+    raise AssertionError(number)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in one unit: 0.4 s, 12 s, 3 min, 5 h, 2 d."""
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 9.95 else f"{min(59, round(seconds))} s"
+
+
+def end_of(name: str, width: int) -> str:
+    """Return a name or its end, which tells tables in one folder apart."""
+    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"

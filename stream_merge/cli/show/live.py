@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stream_merge.cli.run.progress import Progress, Snapshot, State, TableProgress
+from stream_merge.cli.show.formats import UNKNOWN, count, duration, end_of
 from stream_merge.metrics import MergeResult
 
 WIDE = 100
@@ -22,7 +23,6 @@ _HEADINGS = ("inserts", "updates", "deletes", "rows/s", "behind", "commit", "asi
 _HEADINGS_OF_WIDE = ("batch", "version", "took")
 _GAP = 2
 _MIN_NAME = 8
-_UNKNOWN = "-"
 _STATE_STYLES = {
     State.STARTING: "cyan",
     State.RUNNING: "green",
@@ -30,7 +30,6 @@ _STATE_STYLES = {
     State.STOPPING: "yellow",
     State.ENDED: "dim",
 }
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 class LiveView:
@@ -120,7 +119,7 @@ def _table(snapshot: Snapshot, tables: list[TableProgress], mask: Callable[[str]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for each, cells in zip(tables, rows, strict=True):
-        name = _end_of(mask(each.target), max(_MIN_NAME, width - taken))
+        name = end_of(mask(each.target), max(_MIN_NAME, width - taken))
         table.add_row(name, *cells[:-1], Text(cells[-1], style="yellow" if each.num_quarantined else ""))
     return table
 
@@ -132,19 +131,14 @@ def _cells(snapshot: Snapshot, table: TableProgress, *, is_wide: bool) -> list[s
         count(table.num_updated),
         count(table.num_deleted),
         count(table.rows_per_second),
-        _UNKNOWN if lag is None else duration(lag),
-        _UNKNOWN if table.committed_at is None else duration(snapshot.now - table.committed_at),
+        UNKNOWN if lag is None else duration(lag),
+        UNKNOWN if table.committed_at is None else duration(snapshot.now - table.committed_at),
         count(table.num_quarantined),
     ]
     if not is_wide:
         return cells
-    took = _UNKNOWN if table.seconds is None else duration(table.seconds)
-    return [*(_UNKNOWN if value is None else str(value) for value in (table.batch_id, table.version)), took, *cells]
-
-
-def _end_of(name: str, width: int) -> str:
-    """Return a name or its end, which tells tables in one folder apart."""
-    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
+    took = UNKNOWN if table.seconds is None else duration(table.seconds)
+    return [*(UNKNOWN if value is None else str(value) for value in (table.batch_id, table.version)), took, *cells]
 
 
 def _notice(snapshot: Snapshot, mask: Callable[[str], str]) -> Text:
@@ -153,27 +147,6 @@ def _notice(snapshot: Snapshot, mask: Callable[[str], str]) -> Text:
         left = max(0.0, snapshot.retry_at - snapshot.now)
         notice = f"{notice.rstrip('.')}; next attempt in {duration(left)}"
     return Text(notice, style="yellow", overflow="fold")
-
-
-def count(number: float) -> str:
-    """Return a number of rows in at most six characters: 12,345, then 123.4k, 1.2M, 3.4G."""
-    if number < 10 and number != int(number):
-        return f"{number:.1f}"
-    if number < 99_999.5:
-        return f"{number:,.0f}"
-    for unit in ("k", "M", "G"):
-        number /= 1000
-        if number < 999.95 or unit == "G":
-            return f"{number:.1f}{unit}"
-    raise AssertionError(number)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in one unit: 0.4 s, 12 s, 3 min, 5 h, 2 d."""
-    for length, unit in _UNITS:
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 9.95 else f"{min(59, round(seconds))} s"
 
 
 def result_line(result: MergeResult, snapshot: Snapshot) -> str:

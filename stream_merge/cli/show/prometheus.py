@@ -1,23 +1,18 @@
-"""Serves the pipeline's metrics to Prometheus, from a registry of its own, until the pipeline ends.
+"""Counts the pipeline's metrics for Prometheus, in a registry of its own.
 
 Every metric has the label `pipeline`. Counters count from the start of the command.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.run.progress import Progress, Snapshot, State, TableProgress
 from stream_merge.metrics import MAINTENANCE_OUTCOMES, PHASES, MergeResult
-
-logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 PREFIX = "stream_merge"
 BATCH_SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 30, 60, 120, 300, 600)
@@ -187,41 +182,3 @@ class _Standing(Collector):
             if value is not None:
                 family.add_metric([self._name, self._mask(table.target)], value)
         return family
-
-
-class Endpoint:
-    """The HTTP endpoint `/metrics`, open while the block runs; its thread ends with the block.
-
-    Args:
-        metrics: The metrics to serve.
-        address: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-
-    Attributes:
-        port: The port in use.
-    """
-
-    def __init__(self, metrics: Metrics, address: str, port: int) -> None:
-        self.port: int = port
-        self._metrics = metrics
-        self._address = address
-
-    def __enter__(self) -> Endpoint:
-        try:
-            self._server, self._thread = start_http_server(self.port, self._address, self._metrics.registry)
-        except OSError as error:
-            raise PipelineError(
-                f"The metrics cannot be served at {self._address}:{self.port}: {error.strerror or error}. "
-                "Choose another prometheus_port in [metrics], or 0 for a free one.",
-                ExitCode.CANNOT_START,
-            ) from None
-        self.port = self._server.server_port
-        logger.info("metrics for Prometheus at http://%s:%d/metrics", self._address, self.port)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

@@ -22,10 +22,17 @@ _COMMIT_FILE = r"^\d{20}\.json$"
 
 
 class StatusError(PipelineError):
-    """There is nothing to report: no such table, not a Delta table, or no commit of stream_merge in its history."""
+    """There is nothing to report: no such table, not a Delta table, or no commit of stream_merge in its history.
 
-    def __init__(self, message: str, exit_code: ExitCode = ExitCode.CANNOT_START) -> None:
+    Attributes:
+        in_short: The same in a few words, for a list of tables; None if it takes the sentence.
+    """
+
+    def __init__(
+        self, message: str, exit_code: ExitCode = ExitCode.CANNOT_START, *, in_short: str | None = None
+    ) -> None:
         super().__init__(message, exit_code)
+        self.in_short: str | None = in_short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +162,8 @@ def read_status(spark: SparkSession, table: str, limit: int = 1000) -> Status:
     if not any(commit.is_merge for commit in commits):
         read = f"{len(commits):,} commit(s) read"
         raise StatusError(
-            f"{table} was never written by stream_merge: its history has no merge ({read}). Name a table of a sink."
+            f"{table} was never written by stream_merge: its history has no merge ({read}). Name a table of a sink.",
+            in_short="no merge in its history",
         )
     return Status(
         table=table,
@@ -178,11 +186,13 @@ def _open(spark: SparkSession, table: str) -> Table:
         opened.begin()
     except TargetNotFoundError as error:
         if path is not None and opened.exists("."):
-            raise StatusError(f"{table} is not a Delta table: the folder has no _delta_log.") from error
+            raise StatusError(
+                f"{table} is not a Delta table: the folder has no _delta_log.", in_short="not a Delta table"
+            ) from error
         if path is None and _is_in_catalog(spark, table):
-            raise StatusError(f"{table} is not a Delta table.") from error
+            raise StatusError(f"{table} is not a Delta table.", in_short="not a Delta table") from error
         hint = "Check the path." if path is not None else "Check the name; a path needs a slash, as in ./customers."
-        raise StatusError(f"There is no table {table}. {hint}") from error
+        raise StatusError(f"There is no table {table}. {hint}", in_short="not there yet") from error
     return opened
 
 

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stream_merge.cli.show.commits import Commit, Window
-from stream_merge.cli.show.formats import UNKNOWN, in_seconds, or_dash, plural, rate, size, span, utc
+from stream_merge.cli.show.formats import (
+    UNKNOWN,
+    count,
+    duration,
+    in_seconds,
+    or_dash,
+    percent,
+    plural,
+    rate,
+    size,
+    span,
+    utc,
+)
 from stream_merge.cli.show.status import Status
 from stream_merge.metrics import MAINTENANCE_TIME
 
@@ -14,6 +26,9 @@ MANY_DELETED = 0.2
 """Share of deleted rows that slows readers noticeably, so that an OPTIMIZE is due."""
 
 NUM_COMMITS = 10
+
+SUMMARY = ("version", "batch", "commit", "delay", "rows/s", "files", "deleted", "aside")
+"""The names of what `summary` tells."""
 
 _LEFT_OUT = (
     ("superseded", "numSupersededRows"),
@@ -136,9 +151,7 @@ def batch_rows(status: Status) -> tuple[list[str], list[BatchRow]]:
     ]
 
     def row(name: str, value: Callable[[Window], str], *, needs_attention: bool = False) -> BatchRow:
-        return BatchRow(
-            name=name, values=tuple(value(window) for window in windows), needs_attention=needs_attention
-        )
+        return BatchRow(name=name, values=tuple(value(window) for window in windows), needs_attention=needs_attention)
 
     def counted(name: str, *metrics: str, needs_attention: bool = False) -> BatchRow:
         return row(name, lambda window: f"{window.count(*metrics):,}", needs_attention=needs_attention)
@@ -157,6 +170,23 @@ def batch_rows(status: Status) -> tuple[list[str], list[BatchRow]]:
         row("Seconds a batch, longest", lambda window: in_seconds(window.longest_ms)),
         row("Longest time between commits", lambda window: span(max(window.gaps)) if window.gaps else UNKNOWN),
         row("Conflicts with other writers", lambda window: or_dash(window.num_conflicts)),
+    ]
+
+
+def summary(status: Status) -> list[Fact]:
+    """Return what a line among other tables tells, with the names of the columns."""
+    last, share = status.last, status.files.deleted_share
+    quarantined = status.window(100).count("numQuarantinedRows")
+    speed = status.window(10).rows_per_second
+    return [
+        Fact("version", f"{status.version}"),
+        Fact("batch", UNKNOWN if last.batch_id is None else f"{last.batch_id}"),
+        Fact("commit", duration((status.now - last.time).total_seconds())),
+        Fact("delay", UNKNOWN if last.delay is None else duration(last.delay.total_seconds())),
+        Fact("rows/s", UNKNOWN if speed is None else count(speed)),
+        Fact("files", count(status.files.num_files)),
+        Fact("deleted", percent(share), share is not None and share >= MANY_DELETED),
+        Fact("aside", count(quarantined), quarantined > 0),
     ]
 
 

@@ -62,7 +62,7 @@ def render_status(
         pair.add_column(ratio=1)
         pair.add_row(last, table)
         panels = [pair]
-    commits = [Text(), _commits(status, num_commits, is_wide=is_wide)] if num_commits else []
+    commits: list[RenderableType] = [Text(), _commits(status, num_commits, is_wide=is_wide)] if num_commits else []
     return Group(_head(status, mask), *panels, _batches(status), *commits)
 
 
