@@ -7,7 +7,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from stream_merge.cli.show.commits import Commit, commits_of
-from stream_merge.cli.show.status import Files, RememberedDeletes, Status
+from stream_merge.cli.show.overview import Overview, TableState
+from stream_merge.cli.show.quarantined import QuarantinedRows, Reason, Sample
+from stream_merge.cli.show.status import Files, RememberedDeletes, Status, StatusError
 
 START_MS = 1_767_261_600_000
 """2026-01-01 10:00:00 UTC"""
@@ -97,3 +99,49 @@ def status_of(commits: tuple[Commit, ...], **more: Any) -> Status:
         "tombstones": RememberedDeletes(num_rows=40_211, oldest=datetime(2025, 12, 29, 4, tzinfo=timezone.utc)),
     }
     return Status(**(values | more))
+
+
+def overview_of_a_shop() -> Overview:
+    """Return a pipeline of three tables: one that is well, one with rows in quarantine, one that is not there yet."""
+    customers = status_of(commits_of_a_stream())
+    now = customers.now
+    many_deleted = Files(
+        num_files=212,
+        num_bytes=8_100_000_000,
+        smallest=9_000,
+        largest=140_000_000,
+        num_rows=30_100_200,
+        num_deleted_rows=9_000_000,
+    )
+    orders = status_of(commits_of_a_stream(seed=9), table="./lake/orders", now=now, files=many_deleted)
+    quarantined = QuarantinedRows(
+        table="./lake/rejected",
+        reasons=(
+            Reason(kind="quantity cannot be converted to INT", num_rows=19, last=now - timedelta(minutes=3)),
+            Reason(kind="NULL in a key (order_id)", num_rows=8, last=now - timedelta(minutes=9)),
+            Reason(kind="expectation positive_price failed", num_rows=1, last=now - timedelta(minutes=30)),
+        ),
+        samples=(
+            Sample(
+                reason="quantity cannot be converted to INT: many",
+                origin="shop.public.orders, partition 0, offset 88112",
+                text='{"op":"u","after":{"order_id":"7f1c","quantity":"many"}}',
+            ),
+            Sample(
+                reason="NULL in a key (order_id)",
+                origin="shop.public.orders, partition 2, offset 40021",
+                text='{"op":"c","after":{"order_id":null,"quantity":"3"}}',
+            ),
+        ),
+        starts=(("shop.public.orders", 0, 71_220), ("shop.public.orders", 2, 40_021)),
+    )
+    missing = StatusError("There is no table ./lake/order_items. Check the path.", in_short="not there yet")
+    return Overview(
+        name="shop",
+        now=now,
+        tables=(
+            TableState(target="./lake/customers", status=customers),
+            TableState(target="./lake/orders", status=orders, quarantined=quarantined),
+            TableState(target="./lake/order_items", problem=missing),
+        ),
+    )
