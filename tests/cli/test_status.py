@@ -11,8 +11,14 @@ import pytest
 from rich.console import Console
 
 from stream_merge import merge_sink
+from stream_merge.cli.file.load import LoadedPipeline
+from stream_merge.cli.file.secrets import Secrets
+from stream_merge.cli.show.overview import read_overview
 from stream_merge.cli.show.status import Files, StatusError, measure_files, read_status, remembered_deletes
+from stream_merge.cli.show.status_command import Request, show_status
+from stream_merge.cli.show.status_facts import summary
 from stream_merge.cli.show.status_view import print_status
+from tests.cli.parsed_html import Parsed
 from tests.cli.sample_history import QUERY, START_MS, commits_of, commits_of_a_stream, merge_metrics, row, status_of
 
 START = datetime(2026, 1, 1, 10, tzinfo=timezone.utc)
@@ -385,6 +391,90 @@ def test_a_table_by_name(spark, create_source):
         assert (status.last.batch_id, status.last.num_inserted, status.files.num_rows) == (None, 1, 1)
     finally:
         spark.sql("DROP TABLE status_by_name")
+
+
+@pytest.fixture
+def load(make_pipeline, tmp_path):
+    """Return a function that makes the loaded file of a pipeline with some tables."""
+
+    def loaded(*tables, secrets=()):
+        known = Secrets()
+        for value in secrets:
+            known.add(value)
+        source = {"format": "kafka", "bootstrap_servers": "localhost:9092", "topic_pattern": ".*"}
+        pipeline = make_pipeline(source, *tables, pipeline={"checkpoint": f"{tmp_path}/checkpoint"})
+        return LoadedPipeline(pipeline=pipeline, path=tmp_path / "p.toml", secrets=known, lines={})
+
+    return loaded
+
+
+def test_the_tables_of_a_pipeline_with_their_quarantine(spark, written_table, create_table, load, tmp_path):
+    """One is there, one is not yet, one was written by others, one is named by a topic; then one by one as a page."""
+    other = create_table("id INT", [(1,)])
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/kafka-topics.json").write_text('{"shop.late": "id"}')
+    loaded = load(
+        {"source": "orders", "target": written_table, "keys": ["id"], "quarantine": f"{written_table}_rejected"},
+        {"source": "items", "target": f"{tmp_path}/s3cret/items", "keys": ["id"]},
+        {"source": "others", "target": other, "keys": ["id"], "quarantine": f"{tmp_path}/never"},
+        {"source": "re:shop[.](?P<name>\\w+)", "target": f"{tmp_path}/{{name}}", "keys": ["id"]},
+        {"source": "re:another[.](?P<name>\\w+)", "target": f"{tmp_path}/another/{{name}}", "keys": ["id"]},
+        secrets=["s3cret"],
+    )
+    overview = read_overview(spark, loaded.pipeline, 100, with_quarantine=True)
+    orders, items, others, late = overview.tables
+    assert [fact.value for fact in summary(orders.status)][:2] == ["3", "1"]
+    assert [fact.value for fact in summary(orders.status)][-3:] == ["2", "18.2%", "1"]
+    assert [state.problem.in_short for state in (items, others, late)] == [
+        "not there yet",
+        "no merge in its history",
+        "not there yet",
+    ]
+    assert (late.target, overview.unlisted) == (f"{tmp_path}/late", (f"{tmp_path}/another/{{name}}",))
+    assert (items.quarantined, others.quarantined.reasons) == (None, ())
+    found = orders.quarantined
+    assert [(reason.kind, reason.num_rows) for reason in found.reasons] == [("NULL in a key (id)", 1)]
+    [sample] = found.samples
+    assert (sample.reason, sample.origin) == ("NULL in a key (id)", "batch 1")
+    assert json.loads(sample.text) == {"id": None, "name": "x", "seq": 1, "op": "c"}
+    assert (found.starts, found.problem) == ((), None)
+
+    console = Console(width=120, file=io.StringIO())
+    request = Request(table=None, loaded=loaded, plot=None, html=tmp_path / "page.html", limit=None, interval=None)
+    show_status(spark, request, console, console.print)
+    shown = console.file.getvalue().splitlines()
+    assert shown[0].startswith("shop  4 tables ")
+    assert f"{tmp_path}/***/items: not there yet" in shown
+    page = Parsed((tmp_path / "page.html").read_text())
+    assert [row[0] for row in page.all("table", "list")[0].rows()[1:]] == [
+        written_table,
+        f"{tmp_path}/***/items",
+        other,
+        f"{tmp_path}/late",
+    ]
+    assert "NULL in a key (id)" in page.section(written_table).all("div", "quarantine")[0].text
+
+
+def test_a_table_is_watched_while_it_is_written(spark, written_table, create_source, load, tmp_path):
+    sink = merge_sink(written_table, keys=["id"], sequence_by="seq", delete_when="op = 'd'", app_id="orders")
+    rejected = {"target": written_table, "keys": ["id"], "quarantine": f"{written_table}_rejected"}
+    page, pages = tmp_path / "page.html", []
+
+    def wait(seconds):
+        assert seconds == 7
+        pages.append(Parsed(page.read_text()))
+        if len(pages) == 2:
+            raise KeyboardInterrupt
+        sink(create_source(SCHEMA, [(100, "new", 9, "c")]), 2)
+
+    console = Console(width=80, file=io.StringIO())
+    request = Request(table=written_table, loaded=load(rejected), plot=None, html=page, limit=None, interval=7)
+    show_status(spark, request, console, console.print, wait)
+    first, second = (block for block in console.file.getvalue().split(" Last batch ")[1:])
+    assert (" Batch      1 " in first, " Batch      2 " in second) == (True, True)
+    assert [each.all("dl", "tiles")[0].facts()["Quarantined in 2 merges"] for each in pages[:1]] == ["1"]
+    assert pages[1].all("table", "commits")[0].rows()[1][2] == "batch 2"
+    assert [each.all("div", "quarantine")[0].all("li")[0].text[:18] for each in pages] == ["NULL in a key (id)"] * 2
 
 
 def refusal(spark, table: str) -> str:

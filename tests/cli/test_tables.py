@@ -7,7 +7,15 @@ import pytest
 from stream_merge import MergeRouter
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.query.sources import check_brokers, file_schema, kafka_options, keeps_corrupt_records
-from stream_merge.cli.query.tables import build_sink, find_table, known_targets, make_sink, make_sinks, sink_options
+from stream_merge.cli.query.tables import (
+    build_sink,
+    find_table,
+    known_tables,
+    known_targets,
+    make_sink,
+    make_sinks,
+    sink_options,
+)
 from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
 
 FILES = {"format": "files", "path": "./landing", "schema": "id BIGINT, name STRING"}
@@ -212,6 +220,26 @@ def test_a_broker_that_is_not_there_is_told_without_spark(make_pipeline):
     )
     assert caught.value.exit_code is ExitCode.CANNOT_START
     check_brokers(make_pipeline(FILES).source)
+
+
+def test_tables_of_topics_that_were_seen(make_pipeline):
+    tables = [
+        {"source": "orders", "target": "./lake/orders", "keys": ["id"], "quarantine": "./rejected"},
+        {
+            "source": r"re:shop\.(?P<table>\w+)",
+            "target": "./lake/{table}",
+            "keys": ["id"],
+            "quarantine": "./{table}_bad",
+        },
+    ]
+    pattern = {"format": "kafka", "bootstrap_servers": "localhost:9092", "topic_pattern": ".*"}
+    pipeline = make_pipeline(pattern, *tables)
+    assert [(table.target, table.quarantine) for table in known_tables(pipeline)] == [("./lake/orders", "./rejected")]
+    seen = ["shop.lines", "shop.orders", "elsewhere"]
+    assert [(table.target, table.quarantine) for table in known_tables(pipeline, seen)] == [
+        ("./lake/orders", "./rejected"),
+        ("./lake/lines", "./lines_bad"),
+    ]
 
 
 def test_targets_that_are_known_before_the_first_rows(make_pipeline):

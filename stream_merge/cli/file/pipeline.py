@@ -215,7 +215,8 @@ class MetricsSettings(Section):
     """Metrics for a monitoring system."""
 
     prometheus_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port of an HTTP endpoint `/metrics` for Prometheus; none by default. 0 takes a free port, which is logged."""
+    """Port of an HTTP endpoint: `/metrics` for Prometheus, and `/`, a page for a browser; none by default. 0 takes a
+    free port, which is logged."""
     prometheus_address: str = "127.0.0.1"
     """Address that the endpoint listens on."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -151,6 +152,11 @@ def _head_of(app: Any, environ: WSGIEnvironment, start_response: StartResponse) 
 class _Server(ThreadingMixIn, WSGIServer):
     # A client that is slow to read its answer does not keep the pipeline from ending.
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log that a client went away or said nothing, which is no fault of the pipeline."""
+        del request
+        logger.debug("no answer to %s", client_address, exc_info=sys.exc_info())
 
 
 class _Handler(WSGIRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -77,7 +78,13 @@ class Request:
             check_page_file(self.html)
 
 
-def show_status(spark: SparkSession, request: Request, console: Console, tell: Callable[[str], None]) -> None:
+def show_status(
+    spark: SparkSession,
+    request: Request,
+    console: Console,
+    tell: Callable[[str], None],
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
     """Do what `stream-merge status` is asked for.
 
     Args:
@@ -85,13 +92,14 @@ def show_status(spark: SparkSession, request: Request, console: Console, tell: C
         request: What to show.
         console: The terminal, or what standard output is instead.
         tell: Prints a line.
+        wait: Waits for some seconds between two readings; Ctrl-C interrupts it.
 
     Raises:
         StatusError: The table cannot be read, or a file cannot be written.
     """
     command = _StatusCommand(spark, request, console)
     if request.interval is not None:
-        watch(console, command.read, command.view, request.interval, command.mask)
+        watch(console, command.read, command.view, request.interval, command.mask, wait)
         return
     found = command.read()
     console.print(command.view(found, None))
