@@ -71,6 +71,11 @@ def test_80_columns(progress):
     )
 
 
+def test_a_path_is_no_markup(progress, make_result):
+    progress.on_result(make_result("./[b]lake[/nothing]"))
+    assert "\n./[b]lake[/nothing]  " in shown(progress, 80)
+
+
 def test_120_columns(progress):
     assert shown(progress, 120) == (
         "shop  running  up 1 min · batch 12 · 120 rows/s · 12,000 records behind\n"

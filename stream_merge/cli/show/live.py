@@ -120,7 +120,8 @@ def _table(snapshot: Snapshot, tables: list[TableProgress], mask: Callable[[str]
         table.add_column(heading, justify="right", no_wrap=True)
     for each, cells in zip(tables, rows, strict=True):
         name = end_of(mask(each.target), max(_MIN_NAME, width - taken))
-        table.add_row(name, *cells[:-1], Text(cells[-1], style="yellow" if each.num_quarantined else ""))
+        # As Text: a path may have square brackets.
+        table.add_row(Text(name), *cells[:-1], Text(cells[-1], style="yellow" if each.num_quarantined else ""))
     return table
 
 
