@@ -117,8 +117,8 @@ def overview_of_a_shop() -> Overview:
     quarantined = QuarantinedRows(
         table="./lake/rejected",
         reasons=(
-            Reason(kind="quantity cannot be converted to INT", num_rows=19, last=now - timedelta(minutes=3)),
-            Reason(kind="NULL in a key (order_id)", num_rows=8, last=now - timedelta(minutes=9)),
+            Reason(kind="quantity cannot be converted to INT", num_rows=11, last=now - timedelta(minutes=3)),
+            Reason(kind="NULL in a key (order_id)", num_rows=6, last=now - timedelta(minutes=9)),
             Reason(kind="expectation positive_price failed", num_rows=1, last=now - timedelta(minutes=30)),
         ),
         samples=(

@@ -70,8 +70,8 @@ def test_the_page_of_a_running_pipeline(running):
     assert page.all("header")[0].facts() == {
         "Running for": "1 min",
         "Last batch": "1",
-        "Rows a second, arriving": "150",
-        "Rows a second, merged": "120",
+        "Rows/s, arriving": "150",
+        "Rows/s, merged": "120",
         "Records behind": "1,495",
         "Failures": "0",
         "Behind in orders": "1,495",
@@ -88,7 +88,7 @@ def test_the_page_of_a_running_pipeline(running):
         "21 s",
         "1.0 s",
     )
-    assert (tiles["Maintenance"], tiles["Conflicts"], tiles["Quarantined"]) == ("compacted 42 s ago", "1", "1")
+    assert (tiles["Maintenance: compacted"], tiles["Conflicts"], tiles["Quarantined"]) == ("42 s ago", "1", "1")
     last, since, table = (panel.facts() for panel in orders.all("div", "panel"))
     assert last["Strategy"] == "merge_on_read: deletion vectors are on"
     assert (last["Left out"], last["Conflicts"]) == ("7", "ConcurrentAppendException")

@@ -123,8 +123,8 @@ def _facts(snapshot: Snapshot) -> tuple[Fact, ...]:
     facts = [
         Fact("Running for", duration(snapshot.seconds)),
         Fact("Last batch", UNKNOWN if snapshot.batch_id is None else f"{snapshot.batch_id}"),
-        Fact("Rows a second, arriving", UNKNOWN if arriving is None else count(arriving)),
-        Fact("Rows a second, merged", UNKNOWN if merged is None else count(merged)),
+        Fact("Rows/s, arriving", UNKNOWN if arriving is None else count(arriving)),
+        Fact("Rows/s, merged", UNKNOWN if merged is None else count(merged)),
         Fact("Records behind", UNKNOWN if lag is None else f"{lag:,}"),
         Fact("Failures", f"{snapshot.num_failures:,}", snapshot.num_failures > 0),
     ]
@@ -199,10 +199,10 @@ def _summary(snapshot: Snapshot, table: TableProgress, results: TableResults) ->
 
 def _tiles(snapshot: Snapshot, table: TableProgress, results: TableResults) -> tuple[Fact, ...]:
     age = _commit_age(snapshot, table)
-    maintained = UNKNOWN
+    maintained = Fact("Maintenance", UNKNOWN)
     if results.maintained is not None:
         outcome, at = results.maintained
-        maintained = f"{outcome} {duration(snapshot.now - at)} ago"
+        maintained = Fact(f"Maintenance: {outcome}", f"{duration(snapshot.now - at)} ago")
     return (
         Fact("Last commit", age if table.committed_at is None else f"{age} ago"),
         Fact("Behind the source", _behind(snapshot, table)),
@@ -210,7 +210,7 @@ def _tiles(snapshot: Snapshot, table: TableProgress, results: TableResults) -> t
         Fact("Time of the last batch", UNKNOWN if table.seconds is None else duration(table.seconds)),
         Fact("Files", _files(results)),
         Fact("Deleted rows", *_deleted(results)),
-        Fact("Maintenance", maintained),
+        maintained,
         Fact("Conflicts", f"{table.num_conflicts:,}"),
         Fact("Quarantined", f"{table.num_quarantined:,}", table.num_quarantined > 0),
     )

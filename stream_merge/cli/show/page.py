@@ -202,7 +202,7 @@ def _table(first: str, headings: Iterable[str], rows: Iterable[str], text: Text,
     head = "".join(f'<th scope="col">{text(heading)}</th>' for heading in (first, *headings))
     body = "\n".join(rows)
     return (
-        f'<div class="wide"><table class="{style}">\n<thead><tr>{head}</tr></thead>\n'
+        f'<div class="wide {style}-frame"><table class="{style}">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>"
     )
 

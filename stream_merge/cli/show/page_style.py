@@ -27,6 +27,8 @@ p { margin: .4rem 0; }
 a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
 header { margin-bottom: 1.25rem; }
+section:last-of-type { margin-bottom: .5rem; }
+section > :last-child { margin-bottom: 0; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: 1rem;
   margin: 1.25rem 0; }
 .faint { color: var(--faint); font-weight: normal; font-size: .9rem; }
@@ -37,7 +39,9 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
   padding: .1rem .6rem; color: var(--faint); }
 .state.running { color: var(--good); }
 .state.retrying, .state.stopping { color: var(--warn); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); gap: .9rem 1rem; margin: .9rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(10rem, 45%), 1fr)); gap: .9rem 1rem;
+  margin: .9rem 0; }
+.tiles div { display: flex; flex-direction: column; justify-content: space-between; }
 .tiles dt { color: var(--faint); font-size: .82rem; }
 .tiles dd { margin: 0; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
 .phases { margin: 1rem 0; }
@@ -68,11 +72,12 @@ thead th { color: var(--faint); font-size: .82rem; white-space: nowrap; }
 tbody td { white-space: nowrap; }
 th:first-child { text-align: left; }
 th.part { padding-left: 1.2rem; color: var(--faint); }
-.list { background: var(--card); }
+.list-frame { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .4rem 1rem .6rem; }
+.list tbody tr:last-child > * { border-bottom: none; }
 .list td.problem { text-align: left; }
 .list tbody th { min-width: 9rem; }
-.commits :is(td, th):nth-child(-n + 3) { text-align: left; }
-.commits td:last-child { min-width: 7rem; width: 22%; }
+.commits :is(td, th):nth-child(-n+3) { text-align: left; }
+.commits :is(td, th):last-child { text-align: left; min-width: 7rem; width: 22%; }
 .commits .bar { height: .6rem; }
 .other td { color: var(--faint); }
 .gone::before { content: "The pipeline does not answer; this is its last state."; display: block; padding: .5rem 1rem;
