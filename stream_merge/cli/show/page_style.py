@@ -66,7 +66,7 @@ rect.maintenance { fill: var(--maintenance); } .key.maintenance::before { backgr
 code { font: .85em/1.4 ui-monospace, monospace; white-space: pre-wrap; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th, td { text-align: right; padding: .28rem .6rem; border-bottom: 1px solid var(--line); font-weight: normal; }
+th, td { text-align: right; padding: .28rem .5rem; border-bottom: 1px solid var(--line); font-weight: normal; }
 th:first-child, td:first-child { padding-left: 0; }
 thead th { color: var(--faint); font-size: .82rem; white-space: nowrap; }
 tbody td { white-space: nowrap; }
@@ -77,7 +77,7 @@ th.part { padding-left: 1.2rem; color: var(--faint); }
 .list td.problem { text-align: left; }
 .list tbody th { min-width: 9rem; }
 .commits :is(td, th):nth-child(-n+3) { text-align: left; }
-.commits :is(td, th):last-child { text-align: left; min-width: 7rem; width: 22%; }
+.commits :is(td, th):last-child { text-align: left; min-width: 5rem; width: 22%; }
 .commits .bar { height: .6rem; }
 .other td { color: var(--faint); }
 .gone::before { content: "The pipeline does not answer; this is its last state."; display: block; padding: .5rem 1rem;
