@@ -333,6 +333,29 @@ def test_a_running_stream_is_watched_and_stopped_at_once(start_command, land, wr
     assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(SLOW, 1)]
 
 
+def test_ctrl_c_ends_a_watch(start_command, write_pipeline, tmp_path):
+    """At any time after the first reading: PySpark has a handler of its own, which also cancels what Spark does."""
+    write_pipeline()
+    watching = start_command(
+        *("status", "--pipeline", "pipeline.toml", "--watch", "--interval", "0.5", "--html", "page.html")
+    )
+    until = time.monotonic() + 400
+    while watching.stdout.count("\n\n") < 3:
+        assert watching.process.poll() is None, watching.stderr
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    watching.signal(signal.SIGINT)
+    assert watching.wait(60) == 0, watching.stderr
+    first, *further = watching.stdout.removesuffix("\n\n").split("\n\n")
+    assert first.splitlines()[1:] == [
+        "./lake/orders: not there yet",
+        "./lake/{table}: its tables are not listed, since their topics are not known here",
+    ]
+    assert {block.splitlines()[1] for block in further} == {"./lake/orders: not there yet"}
+    assert "Traceback" not in watching.stderr
+    assert Parsed((tmp_path / "page.html").read_text()).all("h2")[0].text == "./lake/orders"
+
+
 def test_a_signal_that_comes_while_spark_starts(start_command, land, write_pipeline, tmp_path):
     """It ends the command at once, and the JVM with it, which may be fetching packages for minutes."""
     write_pipeline()
