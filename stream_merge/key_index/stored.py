@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 import uuid
 import zlib
 from collections.abc import Collection, Iterator
@@ -24,6 +25,9 @@ logger: logging.Logger = logging.getLogger("stream_merge")
 
 FOLDER = "_stream_merge/index"
 FORMAT = 1
+KEPT_MS = 30 * 24 * 3600 * 1000
+"""How long runs stay that nobody has added to: longer than a sink is likely to be away."""
+
 _READ_BYTES = 1 << 20
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, *JVM_ERRORS)
 
@@ -45,7 +49,7 @@ class StoredRuns:
         return f"{FOLDER}/{self.fingerprint}"
 
     def load(self, folder: Path, active: Collection[str]) -> Iterator[tuple[str, RunContent]]:
-        """Return the runs with files that are active, and their names; remove the others.
+        """Return the runs with files that are active, and their names; remove the others, and those left by old sinks.
 
         Args:
             folder: A folder on the driver's disk for what is loaded; nothing remains in it.
@@ -59,6 +63,17 @@ class StoredRuns:
                 yield name, content
             else:
                 self.remove(name)
+        self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove the runs of other hashes that nobody has added to for long: the table's keys or types have changed."""
+        try:
+            for name in self.table.list_folder(FOLDER):
+                path = f"{FOLDER}/{name}"
+                if name != self.fingerprint and self.table.modified_ms(path) < time.time() * 1000 - KEPT_MS:
+                    self.table.delete(path)
+        except JVM_ERRORS as error:
+            logger.warning("%s: old parts of the stored key index cannot be removed: %s", self.table.name, error)
 
     def _fetch(self, name: str, local: Path) -> RunContent | None:
         try:

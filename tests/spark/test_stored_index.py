@@ -1,7 +1,9 @@
 """The key index of a large table: in parts, in files, and taken over by the next process."""
 
 import datetime as dt
+import os
 import random
+import time
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -97,6 +99,26 @@ def test_each_process_makes_what_a_dictionary_makes(
     assert stored_runs(path)
     assert len({run.parent for run in stored_runs(path)}) == 1
     assert list(disk.iterdir()) == []
+
+
+def test_runs_of_keys_that_nobody_merges_by_any_more_go_after_a_month(create_table, create_source, append_rows):
+    schema = SCHEMA.format("bigint")
+    path = create_table(schema, [(key, 0, key) for key in range(60)], deletion_vectors=True)
+    index = Path(path, stored.FOLDER)
+    month = stored.KEPT_MS / 1000
+    ages = {"f" * 32: month + 60, "e" * 32: month - 3600, "d" * 32: month + 60}
+    for name, age in ages.items():
+        (index / name).mkdir(parents=True)
+        (index / name / "run.arrow").write_bytes(b"of another sink")
+        os.utime(index / name / "run.arrow", (time.time() - age, time.time() - age))
+    # A sink that has added to its runs is there.
+    (index / ("d" * 32) / "newer.arrow").write_bytes(b"of another sink")
+    sink = merge_sink(path, keys="k", locator="index")
+    for number in (1, 2):
+        sink.merge(create_source(schema, [(number, 1, number)]))
+    settled(sink)
+    (own,) = {run.parent.name for run in stored_runs(path)} - {*ages}
+    assert {folder.name for folder in index.iterdir()} == {own, "e" * 32, "d" * 32}
 
 
 def test_without_its_stored_runs_the_index_is_made_anew(
