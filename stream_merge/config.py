@@ -6,11 +6,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stream_merge.clauses import Clause, Expression
 from stream_merge.errors import ConfigError
 from stream_merge.metrics import MergeResult
 from stream_merge.plan import Strategy
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 OUTPUT_MODES = ("append", "update", "complete")
 NULL_KEY_POLICIES = ("error", "match", "quarantine")
@@ -26,12 +30,19 @@ NO_QUARANTINE_IN_COMPLETE = (
 
 _ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+Remembered: TypeAlias = Callable[[], "tuple[str, ...] | None"]
+"""Returns the keys that the target was written with: none for a table without a key, None if it remembers nothing."""
+
+Learn: TypeAlias = "Callable[[DataFrame, Remembered], Mapping[str, Any]]"
+"""Returns further options of `merge_sink` for the rows of a micro-batch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkConfig:
     """All options of `merge_sink`, which documents them."""
 
     target: str
+    learn: Learn | None = None
     keys: tuple[str, ...] = ()
     on: Expression | None = None
     before: Expression | None = None
@@ -149,9 +160,23 @@ class SinkConfig:
 
     def check(self) -> None:
         """Raise `ConfigError` with all faults that show without a table."""
-        faults = [*self._key_faults(), *self._choice_faults(), *self._quarantine_faults(), *self._creation_faults()]
+        # What is learnt completes the options about keys: they are checked with it, for each micro-batch.
+        keys = self._key_faults() if self.learn is None else self._learn_faults()
+        faults = [*keys, *self._choice_faults(), *self._quarantine_faults(), *self._creation_faults()]
         if faults:
             raise ConfigError(faults)
+
+    def _learn_faults(self) -> list[str]:
+        faults = [] if callable(self.learn) else [f"learn is a {type(self.learn).__name__}, not a function"]
+        return faults + [
+            f"learn brings what identifies a row; leave {name} out"
+            for name, is_given in (
+                ("keys", bool(self.keys)),
+                ("on", self.on is not None),
+                ("before", self.before is not None),
+            )
+            if is_given
+        ]
 
     def _key_faults(self) -> list[str]:
         faults = []

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from stream_merge.clauses import Action, Clause, Expression, When
-from stream_merge.config import DEFAULT_TOMBSTONE_RETENTION, SinkConfig
+from stream_merge.config import DEFAULT_TOMBSTONE_RETENTION, Learn, SinkConfig
 from stream_merge.metrics import MergeResult
+from stream_merge.options import expressions, names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from stream_merge.batch.caches import SinkCaches
+    from stream_merge.batch.learning import LearntSink
     from stream_merge.bridge.sessions import RunningQuery
 
 
@@ -24,6 +26,7 @@ def merge_sink(
     keys: str | Sequence[str] | None = None,
     on: Expression | None = None,
     before: Expression | None = None,
+    learn: Learn | None = None,
     sequence_by: Expression | Sequence[Expression] | None = None,
     tie_break_by: Expression | Sequence[Expression] | None = None,
     delete_when: Expression | None = None,
@@ -65,7 +68,7 @@ def merge_sink(
     Args:
         target: Path (anything with a `/`) of the Delta table, or its name in Spark's session catalog.
         keys: Columns that identify a row; they have the same names in source and target. Give exactly one of `keys`,
-            `on` and `before`.
+            `on`, `before` and `learn`.
         on: Merge condition over the two aliases, as in SQL's MERGE.
         before: For a table without a key: an expression on the source that gives the row before the change, as a struct
             of the table's columns; NULL where the change inserts. A change removes one row equal to `before` and adds
@@ -73,6 +76,12 @@ def merge_sink(
             each event must have its own. The sink adds the columns `_stream_merge_row_id` and `_stream_merge_sequence`
             to the target. Needs `sequence_by`, `delete_when` and a `tombstone_retention`. For Debezium's records, see
             `debezium.KEYLESS_MERGE_OPTIONS`.
+        learn: For tables whose keys only the rows tell: a function that is called with each micro-batch and returns the
+            options that say what its rows mean: keys, order, deletes, columns. `learn(rows, remembered)` has to decide
+            by the schema of the rows; `remembered()` returns the key columns that the target was written with, which
+            are none for a table without a key, or None if the target does not exist or remembers no keys. If the rows
+            bring other keys than the target remembers, the sink refuses them. For Debezium's records:
+            `debezium.learn_options`.
         sequence_by: Columns or expressions of the source that order the changes of a key. The first that differs
             decides; NULL is older than any value. The sink takes the newest change of each key in a batch. The default
             clauses skip a change that is older than the target row, and remember deletes, so that an older change that
@@ -160,19 +169,20 @@ def merge_sink(
     return MergeSink(
         SinkConfig(
             target=target,
-            keys=_names(keys),
+            learn=learn,
+            keys=names(keys),
             on=on,
             before=before,
-            sequence_by=_expressions(sequence_by),
-            tie_break_by=_expressions(tie_break_by),
+            sequence_by=expressions(sequence_by),
+            tie_break_by=expressions(tie_break_by),
             delete_when=delete_when,
             truncate_when=truncate_when,
-            columns=_names(columns),
-            except_columns=_names(except_columns),
+            columns=names(columns),
+            except_columns=names(except_columns),
             unchanged_columns=unchanged_columns,
             ignore_null_updates=ignore_null_updates
             if isinstance(ignore_null_updates, bool)
-            else _names(ignore_null_updates),
+            else names(ignore_null_updates),
             old_key=old_key,
             new_key=new_key,
             source_alias=source_alias,
@@ -180,8 +190,8 @@ def merge_sink(
             merge_schema=merge_schema,
             overwrite_schema=overwrite_schema,
             create_if_missing=create_if_missing,
-            partition_by=_names(partition_by),
-            cluster_by=_names(cluster_by),
+            partition_by=names(partition_by),
+            cluster_by=names(cluster_by),
             table_properties=dict(table_properties or {}),
             app_id=app_id,
             output_mode=output_mode.lower() if output_mode is not None else None,
@@ -215,6 +225,7 @@ class MergeSink:
         config.check()
         self._config = config
         self._cache: SinkCaches | None = None
+        self._learnt: LearntSink | None = None
 
     def __str__(self) -> str:
         return f"MergeSink[{self._config.target}]"
@@ -296,7 +307,7 @@ class MergeSink:
         """
         from stream_merge.batch.context import run_micro_batch
 
-        return run_micro_batch(self._config, self._state(), batch_df, batch_id, query)
+        return run_micro_batch(*self._completed(batch_df), batch_df, batch_id, query)
 
     def merge(self, batch_df: DataFrame) -> MergeResult:
         """Run the merge once, outside a stream.
@@ -309,7 +320,7 @@ class MergeSink:
         """
         from stream_merge.batch.context import run_micro_batch
 
-        return run_micro_batch(self._config, self._state(), batch_df, None)
+        return run_micro_batch(*self._completed(batch_df), batch_df, None)
 
     def explain(self, batch_df: DataFrame) -> str:
         """Return the strategy, its reason and what a merge would read, without running the batch or writing anything.
@@ -319,7 +330,7 @@ class MergeSink:
         """
         from stream_merge.batch.explain import explain
 
-        return explain(self._config, self._state(), batch_df)
+        return explain(*self._completed(batch_df), batch_df)
 
     def reset_state(self, spark: SparkSession) -> None:
         """Make the target forget its tombstones, and the keys and sequence that it was written with.
@@ -333,6 +344,15 @@ class MergeSink:
         from stream_merge.tombstones.store import forget_state
 
         forget_state(spark, self._config.target)
+
+    def _completed(self, batch_df: DataFrame) -> tuple[SinkConfig, SinkCaches]:
+        """Return the sink with the options that the rows bring, and the caches that go with them."""
+        if self._config.learn is None:
+            return self._config, self._state()
+        from stream_merge.batch.learning import learnt_sink
+
+        self._learnt = learnt = learnt_sink(self._config, batch_df, self._learnt)
+        return learnt.config, learnt.caches
 
     def _state(self) -> SinkCaches:
         # Not in __init__: importing the package must start nothing and need no pyspark.
@@ -348,17 +368,4 @@ class MergeSink:
     def __setstate__(self, config: SinkConfig) -> None:
         self._config = config
         self._cache = None
-
-
-def _expressions(parts: Expression | Sequence[Expression] | None) -> tuple[Expression, ...]:
-    if parts is None:
-        return ()
-    if isinstance(parts, (list, tuple)):
-        return tuple(parts)
-    return (cast("Expression", parts),)
-
-
-def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
-    if columns is None:
-        return ()
-    return (columns,) if isinstance(columns, str) else tuple(columns)
+        self._learnt = None

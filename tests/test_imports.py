@@ -14,6 +14,7 @@ LAYERS = (
     ("errors", "sql"),
     ("plan", "row_json"),
     ("config",),
+    ("options",),
     ("bridge",),
     ("table",),
     ("key_index", "maintenance"),

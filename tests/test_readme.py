@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,29 @@ def test_the_table_without_a_key_of_the_debezium_page(spark, create_table, tmp_p
     variables = {"records": spark.readStream.schema(frame.schema).parquet(events)}
     run_query(code, variables)
     assert rows_of(tmp_path / "visits", "page", "visitor", "seconds") == [("/", "a", 3), ("/", "a", 5)]
+
+
+def test_the_tables_of_any_keys_of_the_debezium_page(spark, tmp_path, rows_of):
+    item, visit = {"order_id": 7, "line_no": 1, "product": "x"}, {"page": "/", "visitor": "a", "seconds": 3}
+    log = [
+        ("customers", {"id": 1}, envelope("c", {"id": 1, "name": "Ada"}, lsn=1)),
+        ("customers", {"id": 1}, envelope("u", {"id": 1, "name": "Ada L."}, lsn=2)),
+        ("order_items", {"order_id": 7, "line_no": 1}, envelope("c", item, lsn=3)),
+        ("visits", None, envelope("c", visit, lsn=4)),
+        ("visits", None, envelope("c", visit, lsn=5)),
+    ]
+    events = str(tmp_path / "events")
+    frames = [
+        frame_of(spark, record(key, message)).withColumn("topic", F.lit(f"shop.public.{table}"))
+        for table, key, message in log
+    ]
+    reduce(DataFrame.unionAll, frames).write.parquet(events)
+    blocks = python_blocks((ROOT / "docs/debezium.md").read_text())
+    [code] = [block for block in blocks if "debezium.learn_options" in block]
+    run_query(in_folder(code, tmp_path), {"records": spark.readStream.schema(frames[0].schema).parquet(events)})
+    assert rows_of(tmp_path / "lake/customers", "id", "name") == [(1, "Ada L.")]
+    assert rows_of(tmp_path / "lake/order_items", "order_id", "line_no", "product") == [(7, 1, "x")]
+    assert rows_of(tmp_path / "lake/visits", "page", "visitor", "seconds") == [("/", "a", 3)] * 2
 
 
 def test_the_learnt_columns_of_the_debezium_page(spark, tmp_path, rows_of):

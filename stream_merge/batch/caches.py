@@ -75,6 +75,17 @@ class SinkCaches:
     _sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
     _metrics: tuple[str, OperationMetrics] | None = None
 
+    def for_other_options(self) -> SinkCaches:
+        """Return new caches for the same target, which are used under the same lock."""
+        return SinkCaches(
+            lock=self.lock,
+            committed=self.committed,
+            checked_log_stores=self.checked_log_stores,
+            cleaned_ms=self.cleaned_ms,
+            upkeep=self.upkeep,
+            _sessions=self._sessions,
+        )
+
     def execution_session(self, spark: SparkSession) -> SparkSession:
         """Return the session to execute in for frames of this session."""
         return self._sessions.session_for(spark)

@@ -16,8 +16,9 @@ from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.envelope import Message, ParsedJson, header, message_fields, parse_json
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
 from stream_merge.debezium.header_keys import PARSE_OPTIONS, mark_digits
+from stream_merge.debezium.keys import learn_keys
 from stream_merge.debezium.rows import decode_values, select_changes
-from stream_merge.debezium.schemas import NO_KEYS_TOLD, NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
+from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.spelling import IS_TOMBSTONE, JSON_SPACE
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
@@ -71,7 +72,8 @@ def changes(
         columns: The columns of the table: DDL, a schema, or a type or `Field` for each name. None learns them from the
             schema part of the records, which reads the records; in a stream, pass the result of `learn_columns`.
         keys: The key columns, taken from the record's key. An empty list means a table without a key; None learns them
-            with the columns.
+            from the records' keys, which reads the records: see `learn_keys`. If no record tells them, `_change` has no
+            key either, and a sink with `learn=learn_options` goes by what its table remembers.
         format: Whether the messages are envelopes or flattened by ExtractNewRecordState; detected record by record by
             default.
         placeholder: The connector's `unavailable.value.placeholder`.
@@ -95,7 +97,7 @@ def changes(
         timestamp_unit: Unit of timestamps that are integers and have no semantic type.
 
     Raises:
-        ConfigError: The columns, the keys and the records contradict each other.
+        ConfigError: The columns, the keys and the records contradict each other, or the keys cannot be learnt.
     """
     _check_records(records)
     spellings: Sequence[Spelling] = ()
@@ -105,9 +107,7 @@ def changes(
             raise ConfigError([NOTHING_TOLD])
     if isinstance(columns, LearntColumns):
         fields, spellings = columns.fields, columns.spellings
-        if keys is None and columns.keys is None:
-            raise ConfigError([NO_KEYS_TOLD])
-        keys = columns.keys if keys is None else keys
+        keys = columns.told_keys.checked() if keys is None else keys
         if columns.num_unmarked_deletes and not keep_tombstones:
             logger.warning(
                 "%d records of %s have no value and are dropped: with flattened events that have no __deleted, they "
@@ -117,16 +117,19 @@ def changes(
             )
     else:
         fields = resolve_columns(columns)
+        keys = learn_keys(records) if keys is None else keys
     settings = Settings(
         fields=fields,
-        keys=_check_keys(fields, keys),
+        keys=_check_keys(fields, () if keys is None else keys),
+        is_untold=keys is None,
         layout=format,
         placeholder=placeholder,
         meta_prefix=meta_prefix,
         keep_tombstones=keep_tombstones,
         keep_messages=keep_messages,
         keep_raw=keep_raw,
-        before=not keys if before is None else before,
+        # Without keys it would say that the table has none.
+        before=keys is not None and (not keys if before is None else before),
         order=order or ("offset" if keep_tombstones else "source"),
         snapshot_first=snapshot_first,
         handling=Handling(decimals=decimals, binary=binary, timestamp_unit=timestamp_unit),
@@ -143,9 +146,7 @@ def _check_records(records: DataFrame) -> None:
         )
 
 
-def _check_keys(fields: Mapping[str, Field], keys: Sequence[str] | None) -> tuple[str, ...]:
-    if keys is None:
-        raise ConfigError(["keys are not given; name them, or set keys=[] for a table without a key"])
+def _check_keys(fields: Mapping[str, Field], keys: Sequence[str]) -> tuple[str, ...]:
     names = (keys,) if isinstance(keys, str) else tuple(keys)
     faults = [f"key {name!r} is not among the columns {', '.join(fields)}" for name in names if name not in fields]
     if any(name.lower() == CHANGE_COL for name in fields):
@@ -168,7 +169,7 @@ def _check_options(settings: Settings) -> None:
         for name, (given, allowed) in options.items()
         if given not in allowed
     ]
-    if settings.keep_tombstones and not settings.keys:
+    if settings.keep_tombstones and not settings.keys and not settings.is_untold:
         faults.append("keep_tombstones needs keys, since a tombstone has only a key")
     if faults:
         raise ConfigError(faults)

@@ -20,6 +20,8 @@ _UNLEARNT = (
     "for each batch, pass to changes() what learn_columns(records, known=...) returns"
 )
 
+_NO_KEY = "the record has no key, and no other record tells the keys"
+
 
 def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
     """Add the texts of each column to the frame, then its values.
@@ -118,12 +120,13 @@ def _error_sql(settings: Settings) -> str:
         ),
         (f"op IS NULL OR op NOT IN ({ops})", "concat('unknown op: ', coalesce(op, 'NULL'))"),
         ("is_key_malformed", "concat('the key is not the JSON of a key: ', left(key_text, 80))") if keys else None,
+        ("op IN ('r', 'c', 'u', 'd')", text(_NO_KEY)) if settings.is_untold else None,
         ("op IN ('r', 'c', 'u') AND after IS NULL", "concat('no image of the row after op ', op)"),
         (
             "op IN ('u', 'd') AND before IS NULL",
             "concat('no image of the row before op ', op, ' (REPLICA IDENTITY FULL sends it)')",
         )
-        if settings.before and not keys
+        if settings.is_by_contents
         else None,
         ("op = 'u' AND key_text IS NULL", text(_keyless_update([names[p] for p in keys]))) if keys else None,
     ]

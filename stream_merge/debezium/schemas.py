@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from stream_merge.debezium.envelope import DELETED
 from stream_merge.debezium.fields import SEMANTICS, Field
+from stream_merge.debezium.keys import KEY_PARTS, NO_KEYS_TOLD, ToldKeys, told_keys, with_key_parts
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError
 
@@ -48,7 +49,6 @@ _WIDENING = ("int8", "int16", "int32", "int64")
 _MAX_PRECISION = 38
 _UNLIMITED = 2**31 - 1
 NOTHING_TOLD = "no record has a value, so the columns are unknown; give them, or an earlier result of learn_columns"
-NO_KEYS_TOLD = "no record tells the keys, since a TRUNCATE has none; give keys=, or an earlier result of learn_columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,14 @@ class LearntColumns:
 
     Attributes:
         fields: The columns, with types that hold the values of all records.
-        keys: The names of the key columns; None if no record tells them.
+        keys: The names of the key columns, none for a table without a key; None if no record tells them.
         spellings: The same columns as records of different schemas encode them, the newest last: `numeric(8, 2)` that
             became `numeric(12, 4)` has another scale, `timestamp(3)` that became `timestamp(6)` another unit.
         sent: All learnt schemas, the oldest first.
         topic: The topic of the records.
         num_unmarked_deletes: Number of records without a value if nothing else marks deletes: with flattened events
             that have no `__deleted`.
+        key_fault: Why the records do not tell the keys, if something is wrong with them.
     """
 
     fields: Mapping[str, Field]
@@ -99,6 +100,12 @@ class LearntColumns:
     sent: tuple[SentSchema, ...] = ()
     topic: str = ""
     num_unmarked_deletes: int = 0
+    key_fault: str | None = None
+
+    @property
+    def told_keys(self) -> ToldKeys:
+        """What the records tell of the keys."""
+        return ToldKeys(self.keys, self.key_fault)
 
 
 def schema_sum() -> str:
@@ -131,7 +138,7 @@ def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType
     learnt = learn_columns(records, meta_prefix=meta_prefix)
     if learnt is None:
         raise ConfigError([NOTHING_TOLD])
-    keys = learnt.keys
+    keys = learnt.told_keys.checked()
     if keys is None:
         raise ConfigError([NO_KEYS_TOLD])
     return T.StructType(
@@ -170,7 +177,11 @@ def learn_columns(
     if not topics:
         if not all(row["is_tombstone"] for row in rows):
             raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
-        return known and replace(known, num_unmarked_deletes=_num_unmarked_deletes(num_tombstones, known.sent))
+        if known is None:
+            return None
+        keys = told_keys(rows, known.keys)
+        num_unmarked = _num_unmarked_deletes(num_tombstones, known.sent)
+        return replace(known, keys=keys.names, key_fault=keys.fault, num_unmarked_deletes=num_unmarked)
     if len(topics) > 1:
         raise ConfigError([f"the records belong to several topics ({', '.join(topics)}); select one"])
 
@@ -185,43 +196,49 @@ def learn_columns(
             raise
         spellings = _spellings([schema for schema in sent if schema.sum in new])
     fields = spellings[-1].fields
-    keys = _keys_of(described, known)
+    keys = told_keys(rows, None if known is None else known.keys)
     return LearntColumns(
         fields=fields,
-        keys=None if keys is None else tuple(key for key in keys if key in fields),
+        keys=keys.names,
         spellings=spellings,
         sent=tuple(sent),
         topic=topics[0],
         num_unmarked_deletes=_num_unmarked_deletes(num_tombstones, sent),
+        key_fault=keys.fault,
     )
 
 
 def _read_schemas(records: DataFrame) -> list[Row]:
-    """Return the schema parts of keys and values, the oldest first, with their numbers of records, including none."""
+    """Return what tells columns and keys, the oldest first, with the numbers of records, those of none included."""
     ages = [F.col(name).cast("double") for name in ("timestamp", "offset") if name in records.columns]
-    schema_of = "get_json_object(CAST({} AS STRING), '$.schema')".format
-    op = "get_json_object(CAST(value AS STRING), '$.payload.op')"
     texts = records.select(
         "topic",
+        "key",
         "value",
         F.coalesce(*ages, F.lit(0.0)).alias("age"),
-        F.expr(schema_of("key")).alias("key_schema"),
         F.expr(schema_sum()).alias("text_sum"),
-    ).withColumn("value_schema", F.expr(f"CASE WHEN text_sum IS NOT NULL THEN {schema_of('value')} END"))
+        F.expr(IS_TOMBSTONE).alias("is_tombstone"),
+    )
+    value_schema = "CASE WHEN text_sum IS NOT NULL THEN get_json_object(CAST(value AS STRING), '$.schema') END"
+    texts = with_key_parts(texts).withColumn("value_schema", F.expr(value_schema))
     return (
         texts.select(
             "topic",
             "age",
-            "key_schema",
+            "key_text",
+            *KEY_PARTS,
             "value_schema",
             # Malformed JSON has no schema, even if it begins like one.
             F.expr("CASE WHEN value_schema IS NOT NULL THEN text_sum END").alias("sum"),
-            F.expr(IS_TOMBSTONE).alias("is_tombstone"),
-            # These records have no key even if their table has one.
-            F.expr(f"key_schema IS NULL AND coalesce({op} IN ('t', 'm'), false)").alias("is_without_row"),
+            "is_tombstone",
         )
-        .groupBy("topic", "key_schema", "sum", "is_tombstone", "is_without_row")
-        .agg(F.min("age").alias("age"), F.count(F.lit(1)).alias("times"), F.first("value_schema").alias("value_schema"))
+        .groupBy("topic", *KEY_PARTS, "sum", "is_tombstone")
+        .agg(
+            F.min("age").alias("age"),
+            F.count(F.lit(1)).alias("times"),
+            F.first("value_schema").alias("value_schema"),
+            F.first("key_text").alias("key_text"),
+        )
         .orderBy("age")
         .collect()
     )
@@ -265,17 +282,6 @@ def _by_age(schemas: Iterable[SentSchema]) -> list[SentSchema]:
         age = min(schema.age, found[schema.sum].age) if schema.sum in found else schema.age
         found[schema.sum] = replace(schema, age=age)
     return sorted(found.values(), key=lambda schema: schema.age)
-
-
-def _keys_of(described: Sequence[Row], known: LearntColumns | None) -> Sequence[str] | None:
-    """Return the key columns from the records, else the known ones; None if neither tells them."""
-    parts = [json.loads(row["key_schema"]) for row in described if row["key_schema"]]
-    if parts:
-        return list(dict.fromkeys(member["field"] for part in parts for member in part.get("fields", ())))
-    if known is not None and known.keys is not None:
-        return known.keys
-    # A TRUNCATE has no key, whether or not its table has one.
-    return () if any(not row["is_without_row"] for row in described) else None
 
 
 def _num_unmarked_deletes(num_tombstones: int, sent: Sequence[SentSchema]) -> int:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.batch.context import batch_identity, begun_again, output_mode
+from stream_merge.batch.learning import learnt_options
 from stream_merge.bridge import sessions
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.materialized import materialized
@@ -276,7 +277,17 @@ class RoutedBatch:
             prepare(name, self.rows.where(F.col(SOURCE_NAME) == name).drop(SOURCE_NAME)) for name in route.names
         ]
         frames = [frame for frame in prepared if frame is not None]
+        self._check_alike(route, frames)
         return reduce(DataFrame.unionByName, frames) if frames else None
+
+    def _check_alike(self, route: Route, frames: Sequence[DataFrame]) -> None:
+        """Refuse sources of one table that bring different options: merged together, they would have those of one."""
+        config = route.sink.config
+        if config.learn is None or len(frames) < 2:
+            return
+        brought = {repr(sorted(learnt_options(config, frame).items())) for frame in frames}
+        if len(brought) > 1:
+            raise ConfigError([f"{route.name}: their rows have different keys and go to one table; separate them"])
 
     def _side_by_side(self, tasks: Mapping[Route, Callable[[], Any]]) -> Outcomes[Any]:
         query = self.query

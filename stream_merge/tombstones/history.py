@@ -6,11 +6,13 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.table import Table
+from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.column_names import COLUMN_SEQUENCES
+from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID
+from stream_merge.errors import TargetNotFoundError
 from stream_merge.table.files import now_ms
 from stream_merge.tombstones.manifest import (
     DOMAIN,
@@ -39,6 +41,24 @@ def older_columns(table: Table, transaction: Transaction) -> tuple[str, ...]:
         return ()
     names = rows.select(F.explode(F.map_keys(COLUMN_SEQUENCES)).alias("name")).distinct().collect()
     return tuple(sorted(row["name"] for row in names))
+
+
+def remembered_keys(spark: SparkSession, target: str) -> tuple[str, ...] | None:
+    """Return the keys that a table was written with: none for a table without a key.
+
+    Returns:
+        The keys; None if there is no such table, or it remembers nothing.
+    """
+    try:
+        table = open_table(spark, target)
+        transaction = table.begin()
+    except TargetNotFoundError:
+        return None
+    text = transaction.domain_metadata(DOMAIN)
+    if text is None:
+        return None
+    manifest = _manifest_at(table, transaction.version, TombstoneManifest.from_json(text))
+    return None if manifest is None else tuple(key for key in manifest.keys if key != ROW_ID)
 
 
 def manifest_of(table: Table, transaction: Transaction, fresh: TombstoneManifest) -> TombstoneManifest:

@@ -7,9 +7,11 @@ rows names the files in a metadata domain of the table, so that rows and tombsto
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stream_merge.column_names import ROW_ID
 from stream_merge.errors import ConfigurationChangedError
 
 DOMAIN = "stream_merge"
@@ -116,17 +118,29 @@ class TombstoneManifest:
         Raises:
             ConfigurationChangedError: They differ.
         """
-        for what, mine, theirs in (
-            ("keys", sorted(key.lower() for key in expected.keys), sorted(key.lower() for key in self.keys)),
-            ("sequence_by", list(expected.sequence), list(self.sequence)),
-        ):
-            if mine != theirs:
-                raise ConfigurationChangedError(
-                    f"{name} was written with {what} {', '.join(theirs)}, and the sink now has {', '.join(mine)}: "
-                    "rows and remembered deletes cannot be compared. Restore the old configuration, or write to a new "
-                    "table; if the table was made to fit (its rows re-keyed, its sequences rewritten), "
-                    "call reset_state() of the sink once."
-                )
+        check_keys(name, self.keys, expected.keys)
+        if self.sequence != expected.sequence:
+            raise _changed(name, "sequence_by", ", ".join(self.sequence), ", ".join(expected.sequence))
+
+
+def check_keys(name: str, written: Sequence[str], now: Sequence[str]) -> None:
+    """Raise if the keys differ from those that a table was written with, whatever their order and spelling.
+
+    Raises:
+        ConfigurationChangedError: They differ.
+    """
+    mine, theirs = (sorted(key.lower() for key in keys if key != ROW_ID) for keys in (now, written))
+    if mine != theirs:
+        raise _changed(name, "keys", ", ".join(theirs) or "none", ", ".join(mine) or "none")
+
+
+def _changed(name: str, what: str, theirs: str, mine: str) -> ConfigurationChangedError:
+    return ConfigurationChangedError(
+        f"{name} was written with {what} {theirs}, and the sink now has {mine}: "
+        "rows and remembered deletes cannot be compared. Restore the old configuration, or write to a new "
+        "table; if the table was made to fit (its rows re-keyed, its sequences rewritten), "
+        "call reset_state() of the sink once."
+    )
 
 
 def _names(names: list[str] | tuple[str, ...] | None) -> tuple[str, ...] | None:

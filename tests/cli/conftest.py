@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from stream_merge import MergeResult
 
@@ -40,6 +41,27 @@ def make_pipeline() -> Callable[..., Any]:
         )
 
     return make
+
+
+@pytest.fixture
+def run_pipeline(spark: SparkSession, tmp_path: Path, make_pipeline: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs a pipeline once, and gives its progress."""
+    from stream_merge.cli.errors import ExitCode
+    from stream_merge.cli.query.tables import build_sink
+    from stream_merge.cli.run.progress import Progress
+    from stream_merge.cli.run.runner import Runner
+    from stream_merge.cli.run.stopping import StopSignals
+
+    def run(source: Mapping[str, Any], *tables: Mapping[str, Any], **sections: Any) -> Any:
+        settings = {"checkpoint": str(tmp_path / "checkpoint"), **sections.pop("pipeline", {})}
+        made = make_pipeline(source, *tables, pipeline=settings, **sections)
+        progress = Progress("shop")
+        with StopSignals() as signals:
+            runner = Runner(spark, made, build_sink(made, progress.on_result), progress, signals, once=True)
+            assert runner.run() is ExitCode.OK
+        return progress.snapshot()
+
+    return run
 
 
 @pytest.fixture

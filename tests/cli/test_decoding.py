@@ -6,11 +6,9 @@ import shutil
 
 import pytest
 
-from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.decoding import Decoder
-from stream_merge.cli.run.progress import Progress
-from stream_merge.cli.run.stopping import StopSignals
 from tests.debezium.captures import CAPTURES, COLUMNS, EVENT_SCHEMA, SHOP, as_records, canonical_rows, read_expected
 from tests.debezium.postgres_values import rows_of_spark, with_times_as_text
 from tests.debezium.records import envelope, frame_of, record
@@ -21,24 +19,6 @@ RECORDS = (
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 OWN = ("_stream_merge_sequence", "_stream_merge_column_sequences")
-
-
-@pytest.fixture
-def run_pipeline(spark, tmp_path, make_pipeline):
-    """Return a function that runs a pipeline once, and gives its progress."""
-    from stream_merge.cli.query.tables import build_sink
-    from stream_merge.cli.run.runner import Runner
-
-    def run(source, *tables, **sections):
-        settings = {"checkpoint": str(tmp_path / "checkpoint"), **sections.pop("pipeline", {})}
-        made = make_pipeline(source, *tables, pipeline=settings, **sections)
-        progress = Progress("shop")
-        with StopSignals() as signals:
-            runner = Runner(spark, made, build_sink(made, progress.on_result), progress, signals, once=True)
-            assert runner.run() is ExitCode.OK
-        return progress.snapshot()
-
-    return run
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ EXAMPLE = (ROOT / "stream_merge/cli/file/example.toml").read_text()
 
 def blocks(text: str, language: str = "") -> list[str]:
     """Return the code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [code for of_code, code in found if of_code == language]
 
 
 def test_the_status_is_what_the_command_prints():

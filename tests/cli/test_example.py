@@ -91,7 +91,7 @@ def test_it_loads_as_it_stands(tmp_path):
         format="kafka", bootstrap_servers="localhost:9092", topics=["shop.public.customers"]
     )
     assert pipeline.decode.format == "debezium"
-    assert [(table.target, table.keys) for table in pipeline.tables] == [("./lake/{table}", ["id"])]
+    assert [(table.target, table.keys) for table in pipeline.tables] == [("./lake/{table}", None)]
 
 
 def test_a_new_user_edits_two_lines(tmp_path):

@@ -355,8 +355,8 @@ RECORDS = "key STRING, value STRING, topic STRING, partition INT, offset BIGINT"
         (PIPELINE + FILES + TABLE.replace('["id"]', "[]"),
          ['9: tables[0].keys: must name at least one column; tables without a key need format = "debezium" in '
           "[decode]"]),
-        (PIPELINE + KAFKA + DEBEZIUM + TABLE.replace('keys = ["id"]', ""),
-         ["9: tables[0].keys: is missing: the columns that identify a row; a table without a key has keys = []"]),
+        (PIPELINE + KAFKA + DEBEZIUM + TABLE.replace('keys = ["id"]', ""), []),
+        (PIPELINE + KAFKA + DEBEZIUM + "keep_tombstones = true\n" + TABLE.replace('keys = ["id"]', ""), []),
         (PIPELINE + KAFKA + DEBEZIUM + TABLE.replace('["id"]', "[]") + 'columns = "id INT"\n', []),
         (PIPELINE + KAFKA + DEBEZIUM + "keep_tombstones = true\n" + TABLE.replace('["id"]', "[]"),
          ["12: tables[0].keys: must name at least one column for keep_tombstones of [decode]: a tombstone has only a "

@@ -16,7 +16,7 @@ from stream_merge.cli.query.tables import (
     make_sinks,
     sink_options,
 )
-from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
+from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS, learn_options
 
 FILES = {"format": "files", "path": "./landing", "schema": "id BIGINT, name STRING"}
 FEED = {"format": "delta", "table": "./lake/orders"}
@@ -123,21 +123,14 @@ def test_records_that_do_not_fit_the_schema_of_files_are_errors(make_pipeline):
         assert "error_column" not in sink_options(other, 0)
 
 
-@pytest.mark.parametrize(
-    ("decode", "message"),
-    [
-        ("none", "tables[0].keys (./t): name the columns that identify a row."),
-        (
-            "debezium",
-            "tables[0].keys (./t): name the columns that identify a row, or write keys = [] for a table without a key.",
-        ),
-    ],
-)
-def test_a_table_without_keys_is_refused(make_pipeline, decode, message):
+def test_a_table_without_keys_is_refused_unless_they_can_be_learnt(make_pipeline):
     with pytest.raises(PipelineError) as caught:
-        build_sink(make_pipeline(KAFKA, {"target": "./t"}, decode=decode), None)
-    assert str(caught.value) == message
+        build_sink(make_pipeline(KAFKA, {"target": "./t"}), None)
+    assert str(caught.value) == "tables[0].keys (./t): name the columns that identify a row."
     assert caught.value.exit_code is ExitCode.USAGE
+    options = sink_options(make_pipeline(KAFKA, {"target": "./t", "except_columns": ["x"]}, decode="debezium"), 0)
+    assert (options["learn"], options["except_columns"]) == (learn_options, ["x"])
+    assert "keys" not in options
 
 
 def test_a_fault_of_the_sink_names_the_table(make_pipeline):

@@ -377,6 +377,31 @@ def test_debezium_without_columns(find, land):
     )
 
 
+def test_keys_that_are_learnt(find, land, faults_of):
+    table = TABLE.replace('keys = ["id"]\n', 'columns = "id BIGINT, name STRING"\n')
+    text = PIPELINE + RECORDS + DEBEZIUM + table
+    land()
+    assert find(text) == []
+    truncate = {**event(0, {"id": 0}, op="t"), "key": None}
+    land(truncate)
+    assert find(text) == []
+    land(event(1, {"id": 1}))
+    assert find(text) == []
+    assert find(text.replace("id BIGINT, name", "name")) == [
+        "pipeline.toml:9: tables[0].keys: key 'id' is not among the columns name"
+    ]
+    assert find(text + 'except_columns = ["id"]\n') == ["pipeline.toml:9: tables[0]: except_columns names the key id"]
+    land({**event(2, {"id": 2}), "key": json.dumps({"name": "a"})})
+    (fault,) = find(text)
+    assert fault.startswith(
+        "pipeline.toml:9: tables[0].keys: keys differ among the records of shop.orders: id and name"
+    )
+    # What fits neither tables with keys nor those without is told without any record.
+    (fault, *_) = faults_of(text + 'tombstone_retention = "0 days"\n')
+    assert fault.startswith("pipeline.toml:12: tables[0].tombstone_retention: ")
+    assert faults_of(text + "ignore_null_updates = true\n") == []
+
+
 def test_values_that_do_not_fit_their_column(find, land):
     land(event(0, {"id": 1, "name": "a"}), event(1, {"id": "x", "name": "b"}))
     text = PIPELINE + RECORDS + DEBEZIUM + TABLE + 'columns = "id BIGINT, name STRING"\n'

@@ -295,7 +295,6 @@ def test_the_columns_of_an_existing_table_are_taken_with_what_their_types_do_not
 def test_what_is_wrong_with_a_call_is_said_before_any_record_is_read(spark):
     records = frame_of(spark)
     for match, columns, keys, options in (
-        ("keys are not given", COLUMNS, None, {}),
         ("key 'x' is not among the columns id, name, price", COLUMNS, ["x"], {}),
         ("a column is called '_change'", "id INT, _change STRING", ["id"], {}),
         ("semantic type 'Nonsense' is unknown", {"id": debezium.Field("INT", "Nonsense")}, ["id"], {}),

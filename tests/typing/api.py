@@ -42,6 +42,14 @@ def without_keys() -> MergeSink:
     return merge_sink("lake.visits", quarantine="lake.rejected", **options)
 
 
+def any_keys() -> MergeSink:
+    def by_id(rows: DataFrame, remembered: Callable[[], tuple[str, ...] | None]) -> dict[str, object]:
+        return {"keys": remembered() or rows.columns[:1]}
+
+    merge_sink("/data/{table}", learn=by_id)
+    return merge_sink("/data/{table}", learn=debezium.learn_options, quarantine="lake.rejected")
+
+
 def every_option(report: Callable[[MergeResult], None]) -> MergeSink:
     return merge_sink(
         "/data/customers",
@@ -153,6 +161,7 @@ def errors(batch_df: DataFrame) -> str:
 def changes_of_debezium(records: DataFrame) -> DataFrame:
     learnt: DataFrame = debezium.changes(records)
     columns: debezium.Columns = {"id": "BIGINT", "at": debezium.Field("TIMESTAMP_NTZ", "io.debezium.time.Timestamp")}
-    given = debezium.changes(records, columns, ["id"], format="flattened", keep_tombstones=True)
+    keys: tuple[str, ...] | None = debezium.learn_keys(records, known=["id"])
+    given = debezium.changes(records, columns, keys, format="flattened", keep_tombstones=True)
     of_table = debezium.table_fields(debezium.table_schema(records), except_columns=["loaded_at"])
     return learnt.unionByName(given).unionByName(debezium.changes(records, of_table, keys=[], decimals="string"))

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from stream_merge import ConfigError, StreamMergeError, merge_sink
+from stream_merge.options import with_learnt
 
 CREATE = {"create_if_missing": True}
 KEYLESS = {"before": "old", "sequence_by": "lsn", "delete_when": "op = 'd'"}
@@ -17,6 +18,27 @@ def faults_of(target="lake.customers", **options):
     except ConfigError as error:
         return list(error.faults)
     return []
+
+
+def learn(rows, remembered):
+    return {"keys": "id"}
+
+
+def test_what_is_learnt_is_checked_when_it_is_known():
+    assert faults_of(learn=learn, sequence_by="a", tie_break_by="b", null_keys="match") == []
+    assert faults_of(learn=learn, keys="id", on="true", before="b", locator="guess") == [
+        "learn brings what identifies a row; leave keys out",
+        "learn brings what identifies a row; leave on out",
+        "learn brings what identifies a row; leave before out",
+        "locator='guess' is not one of scan, index",
+    ]
+    assert faults_of(learn="keys") == ["learn is a str, not a function"]
+    sink = merge_sink("lake.{table}", learn=learn)
+    assert pickle.loads(pickle.dumps(sink)).config == sink.config
+    config = with_learnt(merge_sink("t", learn=learn, except_columns="a").config, {"keys": "id", "except_columns": "b"})
+    assert (config.learn, config.keys, config.except_columns) == (None, ("id",), ("a", "b"))
+    config = with_learnt(merge_sink("t", learn=learn, columns="a").config, {"keys": "id", "except_columns": "b"})
+    assert (config.columns, config.except_columns) == (("a",), ())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from stream_merge.batch.learning import completed
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline, Source
 from stream_merge.cli.query.failures import describe
@@ -100,12 +101,14 @@ def _filled(sink: MergeSink, found: FoundTable) -> MergeSink:
 
 def _explain_table(sink: MergeSink, decoders: Decoders, name: str, rows: DataFrame) -> str:
     changes = decoders.decoder_of(name)(rows)
+    if changes is None:
+        return f"{sink.config.target}: no record of the sample is about a row; --rows reads more."
     try:
         return sink.explain(changes)
     except TargetNotFoundError:
         if not sink.config.create_if_missing:
             raise
-        left_out = set(sink.config.except_columns)
+        left_out = set(completed(sink.config, changes).except_columns)
         columns = ", ".join(
             f"{field.name} {field.dataType.simpleString()}" for field in changes.schema if field.name not in left_out
         )

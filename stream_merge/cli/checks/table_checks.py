@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import merge_sink
+from stream_merge.batch.learning import completed
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.table import present_or_future_table
 from stream_merge.cli.checks.catalog import is_forgotten
@@ -24,9 +24,11 @@ from stream_merge.cli.query.sources import is_path
 from stream_merge.cli.query.spark_messages import short_message
 from stream_merge.cli.query.tables import FoundTable, find_table, sink_options
 from stream_merge.debezium.fields import resolve_columns
+from stream_merge.debezium.settings import tells_keys
 from stream_merge.errors import ConfigError, StreamMergeError, UnresolvedColumnError
 from stream_merge.sql import quote
 from stream_merge.table.log_stores import find_log_store_fault
+from stream_merge.tombstones.history import remembered_keys
 
 MAX_SOURCES = 20
 """The number of sources of a pattern that are checked."""
@@ -148,6 +150,8 @@ class _TableCheck:
             if self._tells_no_columns(records):
                 return
             rows = Decoder(self.loaded.pipeline.decode, settings, self.table.target, self.source)(records)
+            if rows is None or self._tells_no_keys(rows):
+                return
             faults = [*self._column_faults(rows), *self._expression_faults(rows)]
             yield from faults
             if not faults:
@@ -169,6 +173,12 @@ class _TableCheck:
             return False
         has_value = "value" in records.columns and not records.where("value IS NOT NULL").isEmpty()
         return not has_value and target_schema(self.spark, self.table.target) is None
+
+    def _tells_no_keys(self, rows: DataFrame) -> bool:
+        """Return whether the keys are unknown before the source has its first record about a row: no fault either."""
+        if self.table.settings.keys is not None or self.loaded.pipeline.decode.format != "debezium":
+            return False
+        return not tells_keys(rows) and self._remembered_keys() is None
 
     def _placeholder_values(self) -> list[str]:
         source = self.table.settings.source or ""
@@ -223,8 +233,7 @@ class _TableCheck:
     def _value_faults(self, rows: DataFrame) -> Iterator[Fault]:
         """Yield what is wrong with all of the first rows, or with some of them if that would stop the query."""
         settings = self.table.settings
-        keys = settings.keys or []
-        error = self._options().get("error_column")
+        keys, error = self._brought(rows)
         is_record = self.loaded.pipeline.decode.format != "none"
         found = rows.selectExpr(
             f"{error or 'NULL'} AS error",
@@ -240,12 +249,21 @@ class _TableCheck:
         good = [row for row in found if row["error"] is None]
         for place, key in enumerate(keys):
             if good and settings.null_keys != "match" and all(row[f"key_{place}"] for row in good):
-                yield self._fault("keys", f"{key} is NULL in {_counted(good)}{self._of_source()}", place)
+                places = (place,) if settings.keys else ()
+                yield self._fault("keys", f"{key} is NULL in {_counted(good)}{self._of_source()}", *places)
 
     def _merge_faults(self, rows: DataFrame) -> Iterator[Fault]:
+        options = {**sink_options(self.loaded.pipeline, self.table.number), "quarantine": self.table.quarantine}
+        if "learn" in options:
+            try:
+                # Only the rows show whether the options fit: it depends on the keys.
+                completed(merge_sink(self.table.target, **options).config, rows)
+            except ConfigError as error:
+                yield from (self._fault(None, fault) for fault in error.faults)
+                return
         if self._is_created():
             return
-        sink = merge_sink(self.table.target, **self._options())
+        sink = merge_sink(self.table.target, **options)
         try:
             sink.explain(rows.limit(0))
         except UnresolvedColumnError as error:
@@ -256,8 +274,15 @@ class _TableCheck:
     def _of_source(self) -> str:
         return "" if self.table.settings.source is None else f" of {self.source}"
 
-    def _options(self) -> dict[str, Any]:
-        return {**sink_options(self.loaded.pipeline, self.table.number), "quarantine": self.table.quarantine}
+    def _brought(self, rows: DataFrame) -> tuple[Sequence[str], str | None]:
+        """Return the keys of the rows, and what says why one of them could not be decoded."""
+        options = sink_options(self.loaded.pipeline, self.table.number)
+        if "learn" in options:
+            options = options["learn"](rows, self._remembered_keys)
+        return options.get("keys") or (), options.get("error_column")
+
+    def _remembered_keys(self) -> tuple[str, ...] | None:
+        return remembered_keys(self.spark, self.table.target)
 
     def _fault(self, option: str | None, message: str, *place: str | int) -> Fault:
         location = ("tables", self.table.number, *([option] if option is not None else []), *place)

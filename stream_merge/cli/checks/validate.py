@@ -14,7 +14,9 @@ from stream_merge.cli.file.pipeline import KafkaSource, TableSettings
 from stream_merge.cli.file.positions import Location
 from stream_merge.cli.query.sources import kafka_options
 from stream_merge.cli.query.tables import build_sink, known_targets, sink_options
+from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError
+from stream_merge.options import with_learnt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,12 +81,28 @@ def _label_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
 def _merge_option_faults(loaded: LoadedPipeline, number: int) -> Iterator[Fault]:
     table = loaded.pipeline.tables[number]
     try:
-        merge_sink(table.target, **sink_options(loaded.pipeline, number))
+        sink = merge_sink(table.target, **sink_options(loaded.pipeline, number))
+        if sink.config.learn is not None:
+            _check_learnt(sink.config)
     except ConfigError as error:
         for fault in error.faults:
             yield loaded.fault(_location_of(number, table, fault), fault)
     except PipelineError as error:
         yield loaded.fault(("tables", number), _clause(str(error)))
+
+
+def _check_learnt(config: SinkConfig) -> None:
+    """Check the options of tables whose keys are not known before there are records.
+
+    Raises:
+        ConfigError: The options fit neither tables with keys nor tables without.
+    """
+    from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
+
+    try:
+        with_learnt(config, KEYLESS_MERGE_OPTIONS)
+    except ConfigError:
+        with_learnt(config, {**MERGE_OPTIONS, "keys": ("the key",)})
 
 
 def _sink_faults(loaded: LoadedPipeline) -> Iterator[Fault]:

@@ -301,9 +301,7 @@ def _decoding_faults(table: TableSettings, sections: _Sections) -> Iterator[tupl
 
 
 def _debezium_faults(table: TableSettings, decode: DecodeSettings) -> Iterator[tuple[str, str]]:
-    if table.keys is None:
-        yield "keys", "is missing: the columns that identify a row; a table without a key has keys = []"
-    elif not table.keys and decode.keep_tombstones:
+    if table.keys is not None and not table.keys and decode.keep_tombstones:
         yield "keys", "must name at least one column for keep_tombstones of [decode]: a tombstone has only a key"
     for option in ("sequence_by", "delete_when"):
         if getattr(table, option) is not None:

@@ -135,7 +135,8 @@ class TableSettings(Section):
     """Path (anything with a `/`) of the Delta table, or its name in Spark's session catalog, if that keeps tables
     (Hive's)."""
     keys: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Columns that identify a row; an empty list for a Debezium table without a key."""
+    """Columns that identify a row. "debezium" learns them from the records' keys, so that a pattern may take tables of
+    any keys, and tables without one; an empty list says that the tables have no key."""
     columns: str | None = None
     """Columns to decode with "debezium" and "json", as DDL; by default the target's columns, or, with "debezium", those
     in the messages' schema part."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,9 +17,11 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.sources import CORRUPT_RECORD
 from stream_merge.debezium.fields import is_own, resolve_columns
+from stream_merge.debezium.keys import learn_keys
 from stream_merge.debezium.schemas import LearntColumns, learn_columns
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError, TargetNotFoundError
+from stream_merge.tombstones.history import remembered_keys
 
 logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
@@ -51,6 +53,7 @@ class Decoder:
     _given: dict[str, debezium.Field] | None = None
     _has_schema: bool | None = None
     _learnt: LearntColumns | None = None
+    _keys: tuple[str, ...] | None = None
     _may_lose_deletes: bool = True
     _of_target: tuple[T.StructType, dict[str, debezium.Field]] | None = None
 
@@ -62,14 +65,14 @@ class Decoder:
     @property
     def reads_records(self) -> bool:
         """Whether decoding inspects the records in advance, so that they should be evaluated once for both uses."""
-        return self.decode.format == "debezium" and self.table.columns is None
+        return self.decode.format == "debezium" and (self.table.columns is None or self.table.keys is None)
 
-    def __call__(self, records: DataFrame) -> DataFrame:
-        """Return the rows of the records.
+    def __call__(self, records: DataFrame) -> DataFrame | None:
+        """Return the rows of the records; None if no record is about a row, and nobody tells the columns.
 
         Raises:
             PipelineError: The columns are not known.
-            ConfigError: The records do not match the section `[decode]`.
+            ConfigError: The records do not match the section `[decode]`, or tell no keys.
         """
         match self.decode.format:
             case "debezium":
@@ -79,11 +82,14 @@ class Decoder:
             case "none":
                 return records
 
-    def _changes(self, records: DataFrame) -> DataFrame:
+    def _changes(self, records: DataFrame) -> DataFrame | None:
+        columns = self._columns_of(records)
+        if columns is None:
+            return None
         return debezium.changes(
             records,
-            columns=self._columns_of(records),
-            keys=self.table.keys,
+            columns=columns,
+            keys=self._keys_of(records, columns),
             format=self.decode.layout,
             placeholder=self.decode.placeholder,
             keep_tombstones=self.decode.keep_tombstones,
@@ -92,10 +98,29 @@ class Decoder:
             binary=self.decode.binary,
         )
 
-    def _columns_of(self, records: DataFrame) -> dict[str, debezium.Field] | LearntColumns:
+    def _keys_of(self, records: DataFrame, columns: dict[str, debezium.Field] | LearntColumns) -> Sequence[str] | None:
+        """Return the keys from the file, else from the records, else from the target; None if nobody tells them."""
+        if self.table.keys is not None:
+            return self.table.keys
+        if isinstance(columns, LearntColumns):
+            fields, keys = columns.fields, columns.told_keys.checked()
+        else:
+            fields, keys = columns, learn_keys(records, self._keys)
+            self._keys = keys
+        if keys is None and (keys := remembered_keys(records.sparkSession, self.target)) is not None:
+            # The target may have another spelling. Without keys the changes would have another type than those of
+            # other sources that go to the same table.
+            spelt = {name.lower(): name for name in fields}
+            return [spelt.get(key.lower(), key) for key in keys]
+        return keys
+
+    def _columns_of(self, records: DataFrame) -> dict[str, debezium.Field] | LearntColumns | None:
         """Return the columns from the file, else from the messages, else from the target.
 
         The messages take precedence over the target, whose types do not tell the unit of a source's times.
+
+        Returns:
+            The columns; None if nobody tells them, and no record is about a row.
         """
         if self.table.columns is not None:
             if self._given is None:
@@ -109,6 +134,8 @@ class Decoder:
             return self._as_in_target(learnt, present)
         if self._has_schema is False:
             self._warn_of_lost_deletes(records)
+        if present is None and self._has_schema is None and not self.decode.keep_tombstones:
+            return None
         if present is None:
             raise PipelineError(
                 f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), "

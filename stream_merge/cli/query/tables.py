@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -84,11 +85,10 @@ def _single_sink(
         from stream_merge.bridge.materialized import materialized
 
         decoder = decoders.decoder_of(pipeline.source.format)
-        if not decoder.reads_records:
-            sink(decoder(batch_df), batch_id)
-            return
-        with materialized(batch_df) as records:
-            sink(decoder(records), batch_id)
+        with materialized(batch_df) if decoder.reads_records else nullcontext(batch_df) as records:
+            rows = decoder(records)
+            if rows is not None:
+                sink(rows, batch_id)
 
     return merge
 
@@ -195,8 +195,8 @@ class Decoders:
     _made: dict[str, Decoder] = field(default_factory=dict)
     _lock: Any = field(default_factory=Lock)
 
-    def prepare(self, source: str, records: DataFrame) -> DataFrame:
-        """Return the rows of a source's records; the router calls this in the thread of the table."""
+    def prepare(self, source: str, records: DataFrame) -> DataFrame | None:
+        """Return the rows of a source's records, if any; the router calls this in the thread of the table."""
         return self.decoder_of(source)(records)
 
     def decoder_of(self, source: str) -> Decoder:
@@ -302,17 +302,17 @@ def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
 def _brought_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """Return the options that the source and its decoding imply."""
     settings = pipeline.tables[number]
-    if settings.keys is None or (not settings.keys and pipeline.decode.format != "debezium"):
-        raise PipelineError(
-            f"tables[{number}].keys ({settings.target}): name the columns that identify a row"
-            + (", or write keys = [] for a table without a key." if pipeline.decode.format == "debezium" else "."),
-            ExitCode.USAGE,
-        )
-    keys = {"keys": settings.keys} if settings.keys else {}
     if pipeline.decode.format == "debezium":
-        from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS
+        from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS, learn_options
 
-        return {**keys, **(MERGE_OPTIONS if settings.keys else KEYLESS_MERGE_OPTIONS)}
+        if settings.keys is None:
+            return {"learn": learn_options}
+        return {"keys": settings.keys, **MERGE_OPTIONS} if settings.keys else dict(KEYLESS_MERGE_OPTIONS)
+    if not settings.keys:
+        raise PipelineError(
+            f"tables[{number}].keys ({settings.target}): name the columns that identify a row.", ExitCode.USAGE
+        )
+    keys = {"keys": settings.keys}
     if pipeline.decode.format == "json":
         return {**keys, "error_column": f"{CHANGE_COL}.error", "except_columns": [CHANGE_COL]}
     if isinstance(pipeline.source, DeltaSource) and pipeline.source.change_feed:
