@@ -112,6 +112,8 @@ def table_path(tmp_path: Path) -> str:
 
 
 STRATEGIES = ("copy_on_write", "merge_on_read")
+FOLDERS_OF_MANY = ("spark", "streaming", "debezium")
+"""Where a test that needs Spark is one of many about the same rooms of the library."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -129,9 +131,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests to the long tier by the markers `long`, `one_in` and `any_strategy`, and half of the cases of each
-    test that needs Spark, unless one is asked for by its full name."""
-    if config.getoption("--long") or any("[" in name for name in config.args):
+    """Leave tests to the long tier by the markers `long`, `one_in` and `any_strategy`, and half of what needs Spark,
+    unless one is asked for by its full name."""
+    if config.getoption("--long") or any("::" in name for name in config.args):
         return
     is_one_enough = config.getoption("--one-strategy")
     both = config.getoption("--both-strategies")
@@ -142,7 +144,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and _is_in_sample(item, config.getoption("--one-in"))
         and (both or _is_drawn(item) or not (is_one_enough or item.get_closest_marker("any_strategy")))
     ]
-    kept = kept if both else _without_half_of_the_cases(kept)
+    kept = kept if both else _without_half_of_those_on_spark(kept)
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     # Modules are handed to the workers in this order: a long one at the end would leave the other worker with nothing
     # to do.
@@ -150,19 +152,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(kept, key=lambda item: item.path not in slow)
 
 
-def _without_half_of_the_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests without half of the cases of each that needs Spark.
+def _without_half_of_those_on_spark(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests without half of those that need Spark: half of the cases of each that has several, and half of
+    the others in the folders of many, unless they are the core.
 
-    The next to be taken is the case with the most words in its name that no case has had yet. So of a table of cases
-    (strategies and types, say) each strategy and each type stays, as far as half of them can. Among equals the names
-    draw.
+    The next case to be taken is the one with the most words in its name that no case has had yet. So of a table of
+    cases (strategies and types, say) each strategy and each type stays, as far as half of them can. Among equals the
+    names draw.
     """
     cases = defaultdict(list)
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("every_case"):
             cases[item.nodeid.partition("[")[0]].append(item)
     left = set[pytest.Item]()
-    for same in cases.values():
+    for name, same in cases.items():
+        if len(same) == 1:
+            is_kept = same[0].path.parent.name not in FOLDERS_OF_MANY or any(
+                same[0].get_closest_marker(mark) for mark in ("core", "slow", "one_in")
+            )
+            left.update(same if not is_kept and zlib.crc32(b"half" + name.encode()) % 2 else ())
+            continue
         drawn = sorted(same, key=lambda item: zlib.crc32(b"case" + item.nodeid.encode()))
         words = {item: set(item.nodeid.partition("[")[2].rstrip("]").split("-")) for item in drawn}
         seen = set[str]()

@@ -257,14 +257,10 @@ def test_from_once_to_status(start_command, land, write_pipeline, read_rows, tmp
     assert (rejected["topic"], rejected["value"]) == ("shop.orders", '{"id": "x"}')
     assert rejected["reason"].startswith("the value is not a JSON object of the columns")
 
-    explained = start_command("explain", "pipeline.toml", "--rows", "50", environ=environ)
+    explained = start_command("explain", "pipeline.toml", "./lake/orders", "--rows", "50", environ=environ)
     assert explained.wait() == 0, explained.stderr
-    assert explained.stdout.startswith("MergeSink[./lake/items] at version")
-    of_one = start_command("explain", "pipeline.toml", "./lake/orders", "--rows", "50", environ=environ)
-    assert of_one.wait() == 0, of_one.stderr
-    assert of_one.stdout.startswith("MergeSink[./lake/orders] at version")
-    assert "./lake/items" not in of_one.stdout
-    assert re.search(r"\nMergeSink\[./lake/orders\] at version \d+\n  strategy  merge_on_read", explained.stdout)
+    assert "./lake/items" not in explained.stdout
+    assert re.match(r"MergeSink\[./lake/orders\] at version \d+\n  strategy  merge_on_read", explained.stdout)
 
     status = start_command(
         *("status", "./lake/orders", "--plot", "orders.svg", "--html", "orders.html", "--pipeline", "pipeline.toml"),

@@ -43,6 +43,7 @@ def rows_of(spark, path):
     return canonical_rows((row.asDict() for row in rows), **SHOP)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_columns_that_the_messages_tell_make_the_database_s_own_tables(spark, run_pipeline, land_capture, tmp_path):
     """The log has an ALTER TABLE ... ADD COLUMN phone, and keys of two kinds; it comes in two runs."""

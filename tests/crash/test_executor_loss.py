@@ -72,12 +72,11 @@ SCENARIOS = _scenarios()
 IN_THE_SUITE = (
     "keys-copy_on_write-kill-writing",
     "clauses-copy_on_write-drop-after_persist",
-    "ordered-copy_on_write-kill-after_persist",
     "partial-merge_on_read-kill-writing",
     "router-merge_on_read-kill-after_persist",
     "quarantine-copy_on_write-stall-locating",
 )
-"""Every sink, fault, step and strategy; the others are in the long tier, since each takes twenty seconds."""
+"""Every fault, step and strategy; the others are in the long tier, since each takes twenty seconds."""
 
 
 @pytest.fixture(scope="module")

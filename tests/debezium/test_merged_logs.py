@@ -22,7 +22,7 @@ from tests.debezium.captures import (
 )
 from tests.debezium.test_captured_logs import columns_of, decode
 
-pytestmark = pytest.mark.one_in(2)
+pytestmark = pytest.mark.one_in(3)
 
 NUM_BATCHES = 4
 

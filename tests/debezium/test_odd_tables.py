@@ -117,6 +117,7 @@ def test_tables_that_the_router_creates_are_the_database_s_own(spark, events_of,
         assert merged == expected_rows(capture, topic), topic
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.any_strategy
 def test_values_that_are_not_sent_follow_rows_through_chains_and_swaps_of_keys(

@@ -9,7 +9,7 @@ from stream_merge import debezium, merge_sink
 from stream_merge.errors import QuarantineLimitError
 from tests.debezium.records import PLACEHOLDER, decode, envelope, frame_of, record
 
-pytestmark = pytest.mark.one_in(2)
+pytestmark = pytest.mark.one_in(3)
 
 COLUMNS = "name STRING, n BIGINT, tags ARRAY<STRING>"
 A = {"name": "a", "n": 1, "tags": ["x", None]}

@@ -19,7 +19,7 @@ from tests.conftest import CreateTable
 from tests.spark.drawing import LOGS, drawn
 from tests.spark.tables import recorded_state
 
-pytestmark = [pytest.mark.any_strategy, pytest.mark.one_in(2)]
+pytestmark = [pytest.mark.any_strategy, pytest.mark.one_in(3)]
 
 SCHEMA = (
     "id INT, `Part 2` STRING, a STRING, b STRING, seq BIGINT, op STRING, unset ARRAY<STRING>, "

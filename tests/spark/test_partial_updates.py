@@ -17,7 +17,7 @@ from stream_merge.partial_updates.fold import folded_changes
 from tests.spark.delta_log import latest_version
 from tests.spark.tables import change_rows
 
-pytestmark = [pytest.mark.any_strategy, pytest.mark.one_in(2)]
+pytestmark = [pytest.mark.any_strategy, pytest.mark.one_in(3)]
 
 SCHEMA = "id INT, a STRING, b STRING, seq BIGINT, op STRING, unset ARRAY<STRING>"
 TARGET = "id INT, a STRING, b STRING, seq BIGINT"

@@ -27,7 +27,7 @@ from tests.spark.tables import change_rows, files_below, recorded_state
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.any_strategy, pytest.mark.one_in(2)]
+pytestmark = [pytest.mark.any_strategy, pytest.mark.one_in(3)]
 
 SCHEMA = "a INT, b STRING"
 CHANGES = "a INT, b STRING, old STRUCT<a: INT, b: STRING>, seq INT, op STRING"

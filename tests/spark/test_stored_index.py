@@ -373,10 +373,10 @@ def test_files_with_one_checksum_are_read_apart(spark, create_table, append_rows
         append_rows(path, schema, [(key, 0, key) for key in range(start, start + 20)])
     by_checksum = index_additions.by_checksum
 
-    def colliding(job, files):
+    def colliding(transaction, files):
         # As if the first and the last of the files had names with one checksum.
-        names = sorted(file.path for file in job.files.all())
-        return None if {names[0], names[-1]} <= {file.path for file in files} else by_checksum(job, files)
+        names = sorted(add["path"] for add in transaction.all_files())
+        return None if {names[0], names[-1]} <= {file.path for file in files} else by_checksum(transaction, files)
 
     monkeypatch.setattr(index_additions, "by_checksum", colliding)
     sink = merge_sink(path, keys="k", locator="index")

@@ -44,17 +44,19 @@ def compile_log_store(spark: SparkSession, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reports(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what became of every scenario of lost_answer_session.py."""
+def reports(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, Any]:
+    """Return what became of every scenario of lost_answer_session.py that a test asks for."""
+    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
     root = tmp_path_factory.mktemp("lost_answer")
     conf = child_conf(spark)
     log_store = compile_log_store(spark, root)
     conf["spark.jars"] = ",".join(filter(None, [conf.get("spark.jars"), str(log_store)]))
     conf["spark.delta.logStore.file.impl"] = "LostAnswerLogStore"
     output = root / "child.log"
-    exit_code = run_child(
-        "tests.streaming.lost_answer_session", json.dumps({"conf": conf, "root": str(root)}), output, timeout=480
-    )
+    argument = {"conf": conf, "root": str(root), "scenarios": names}
+    exit_code = run_child("tests.streaming.lost_answer_session", json.dumps(argument), output, timeout=480)
     assert exit_code == 0, last_lines(output)
     return json.loads((root / "report.json").read_text())
 
@@ -95,9 +97,10 @@ def test_a_streams_commit_that_another_one_followed(scenario, name):
     assert [(r["batch_id"], r["version"]) for r in report["results"]] == [(0, 2), (1, 3), (2, 5), (3, 6)]
 
 
-def test_a_streams_commit_that_was_not_written(scenario):
+@pytest.mark.parametrize("name", ["stream, not written"])
+def test_a_streams_commit_that_was_not_written(scenario, name):
     """It may be tried again at once or by the restarted query; either way it is merged once."""
-    report = scenario("stream, not written")
+    report = scenario(name)
     assert report["rows"] == RUN_ONCE
     assert report["operations"] == CREATED + FOUR_BATCHES
     assert report["batch_ids"] == [0, 1, 2, 3]
@@ -105,9 +108,10 @@ def test_a_streams_commit_that_was_not_written(scenario):
     assert not any(r["skipped"] for r in report["results"])
 
 
-def test_a_commit_of_unknown_fate(scenario):
+@pytest.mark.parametrize("name", ["stream, unreadable"])
+def test_a_commit_of_unknown_fate(scenario, name):
     """The table cannot be read after the commit failed; the restarted query finds the batch in it."""
-    report = scenario("stream, unreadable")
+    report = scenario(name)
     [error] = report["errors"]
     assert "CommitStateUnknownError" in error
     assert report["rows"] == RUN_ONCE
@@ -131,16 +135,18 @@ def test_a_single_merge_that_landed_is_a_success(scenario, name):
     assert [r["version"] for r in report["results"]] == [2]
 
 
-def test_a_single_merge_that_another_commit_followed(scenario):
-    report = scenario("merge, another commit")
+@pytest.mark.parametrize("name", ["merge, another commit"])
+def test_a_single_merge_that_another_commit_followed(scenario, name):
+    report = scenario(name)
     assert report["errors"] == []
     assert report["rows"] == [[1, 11], [2, 2], [7, 7]]
     assert report["operations"] == [*CREATED, "MERGE", "WRITE"]
     assert [r["version"] for r in report["results"]] == [2]
 
 
-def test_a_single_merge_that_was_not_written(scenario):
-    report = scenario("merge, not written")
+@pytest.mark.parametrize("name", ["merge, not written"])
+def test_a_single_merge_that_was_not_written(scenario, name):
+    report = scenario(name)
     if report["errors"]:
         assert report["rows"] == [[1, 1]]
         assert report["operations"] == CREATED
@@ -150,16 +156,18 @@ def test_a_single_merge_that_was_not_written(scenario):
         assert report["operations"] == [*CREATED, "MERGE"]
 
 
-def test_an_insert_only_merge_that_landed_is_not_inserted_again(scenario):
-    report = scenario("merge, insert only")
+@pytest.mark.parametrize("name", ["merge, insert only"])
+def test_an_insert_only_merge_that_landed_is_not_inserted_again(scenario, name):
+    report = scenario(name)
     assert report["errors"] == []
     assert report["rows"] == [[1, 1], [2, 2]]
     assert report["operations"] == [*CREATED, "MERGE"]
     assert [r["version"] for r in report["results"]] == [2]
 
 
-def test_a_complete_result_that_landed(scenario):
-    report = scenario("complete mode")
+@pytest.mark.parametrize("name", ["complete mode"])
+def test_a_complete_result_that_landed(scenario, name):
+    report = scenario(name)
     assert report["errors"] == []
     assert report["rows"] == [[1, 10], [2, 2]]
     assert report["batch_ids"] == [0, 1]
