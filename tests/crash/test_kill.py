@@ -146,7 +146,7 @@ def start_stream(spark: SparkSession, tmp_path: Path, create_table: CreateTable)
 
 def test_kill_at_the_steps_of_maintenance(start_stream, kills_of):
     """The batch is in the table by then. What was compacted is in it, too, or is left for VACUUM."""
-    kills = kills_of(MAINTENANCE_STEPS, left_out=("compacting", "compaction_committed", "vacuuming"))
+    kills = kills_of(MAINTENANCE_STEPS, left_out=("compacting", "vacuuming"))
     batches = make_batches(len(kills) + 2)
     stream = start_stream("maintained", batches, deletion_vectors=True)
     for batch_id, step in enumerate(kills, start=1):
