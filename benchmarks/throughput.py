@@ -209,9 +209,9 @@ def run_command(root: Path, options: argparse.Namespace) -> None:
         ends[int(batch)] = datetime.fromisoformat(moment.replace(",", ".")).timestamp()
     times = sorted(ends.values())
     num_batches = -(-options.events // options.batch)
-    warm = num_batches // 4
+    warm = max(1, num_batches // 4)
     # The rest of the batches, from the end of the last one before them.
-    rate = (num_batches - warm) * options.batch / (times[-1] - times[warm - 1])
+    rate = (options.events - warm * options.batch) / (times[-1] - times[warm - 1])
     cpu = sum(used.seconds.values())
     print(
         f"stream-merge run --once, {options.tables} table(s), batches of {options.batch:,}: "
@@ -247,7 +247,10 @@ def _options() -> argparse.Namespace:
     option("--repeats", type=int, default=3, help="how often each way of decoding is timed (default: %(default)s)")
     option("--driver-memory", default="4g", help="memory of Spark (default: %(default)s)")
     option("--keep-log", type=Path, metavar="FILE", help="where to copy the command's log")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.events < 2 * options.batch:
+        parser.error("the rate is that of the batches after the first: give at least two")
+    return options
 
 
 if __name__ == "__main__":

@@ -351,7 +351,7 @@ class MergeSink:
             return self._config, self._state()
         from stream_merge.batch.learning import learnt_sink
 
-        self._learnt = learnt = learnt_sink(self._config, batch_df, self._learnt)
+        self._learnt = learnt = learnt_sink(self._config, batch_df, self._learnt, self._state())
         return learnt.config, learnt.caches
 
     def _state(self) -> SinkCaches:

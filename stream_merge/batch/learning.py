@@ -34,8 +34,14 @@ class LearntSink:
     learnt: str
 
 
-def learnt_sink(config: SinkConfig, batch: DataFrame, last: LearntSink | None) -> LearntSink:
+def learnt_sink(config: SinkConfig, batch: DataFrame, last: LearntSink | None, caches: SinkCaches) -> LearntSink:
     """Return the sink that a micro-batch completes; the last one if that was completed in the same way.
+
+    Args:
+        config: The sink.
+        batch: The micro-batch.
+        last: What the micro-batch before has made of it, if there was one.
+        caches: The caches of the sink before its first micro-batch.
 
     Raises:
         ConfigError: The options contradict each other, or nothing tells them.
@@ -56,7 +62,7 @@ def learnt_sink(config: SinkConfig, batch: DataFrame, last: LearntSink | None) -
         remembered = _remembered(batch, config)
         if remembered is not None:
             check_keys(config.target, remembered, complete.keys)
-    caches = SinkCaches() if last is None else last.caches.for_other_options()
+    caches = (caches if last is None else last.caches).for_other_options()
     return LearntSink(config=complete, caches=caches, learnt=learnt)
 
 

@@ -97,6 +97,7 @@ def chosen(model: Model) -> list[Trace]:
     return found
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sink_goes_where_the_model_goes(
     spark: SparkSession,

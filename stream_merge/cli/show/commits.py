@@ -20,6 +20,18 @@ _LEFT_OUT = ("numSupersededRows", "numStaleRows", "numOutdatedRows", "numUnchang
 _PHASES = (("source", "materializeSourceTimeMs"), ("locate", "scanTimeMs"), ("stage", "rewriteTimeMs"))
 
 
+def split_phases(total_ms: int, phase_ms: Mapping[str, int]) -> dict[str, int]:
+    """Return the milliseconds of source, locate, stage and the rest, whose sum is the total.
+
+    Stage can overlap locate; the overlap counts as locate.
+    """
+    left, phases = total_ms, {}
+    for phase, _ in _PHASES:
+        phases[phase] = min(left, phase_ms.get(phase, 0))
+        left -= phases[phase]
+    return {**phases, "rest": left}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """One version of the table, whoever wrote it.
@@ -105,12 +117,7 @@ class Commit:
 
         Stage can overlap locate; the overlap counts as locate.
         """
-        left = self.duration_ms
-        phases = {}
-        for phase, name in _PHASES:
-            phases[phase] = min(left, self.count(name))
-            left -= phases[phase]
-        return {**phases, "rest": left}
+        return split_phases(self.duration_ms, {phase: self.count(name) for phase, name in _PHASES})
 
     @property
     def how(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from stream_merge.cli.run.progress import Progress, Snapshot, TableProgress
+from stream_merge.cli.show.commits import split_phases
 from stream_merge.cli.show.formats import UNKNOWN, count, duration, percent, size, utc
 from stream_merge.cli.show.page import CommitLine, Page, Section, render
 from stream_merge.cli.show.page_style import REFRESH_SECONDS
@@ -217,16 +218,10 @@ def _tiles(snapshot: Snapshot, table: TableProgress, results: TableResults) -> t
 
 
 def phases(result: MergeResult) -> tuple[tuple[str, int], ...]:
-    """Return names and milliseconds of the phases of a merge; stage can overlap locate, which counts as locate."""
-    left = result.execution_time_ms
-    found = []
-    for name in ("source", "locate", "stage"):
-        ms = min(left, result.phase_ms.get(name, 0))
-        found.append((name, ms))
-        left -= ms
+    """Return names and milliseconds of the phases of a merge; see `split_phases`."""
     # The time of execution ends before the commit.
     after = ((name, result.phase_ms.get(name, 0)) for name in ("commit", "maintenance"))
-    return (*found, ("rest", left), *after)
+    return (*split_phases(result.execution_time_ms, result.phase_ms).items(), *after)
 
 
 def _last_batch(result: MergeResult) -> tuple[Fact, ...]:
