@@ -25,11 +25,12 @@ CALLS = (
 )
 """Which call of the file system fails: the n-th of all or of those of a name."""
 
-STEPS = (*steps.STEPS, "columns_added", "feature_added", "remembering", "remembered", "handing_on", "handed_on")
+OF_STATE = ("columns_added", "feature_added", "remembering", "remembered", "handing_on", "handed_on")
+STEPS = (*steps.STEPS, *OF_STATE, *steps.MAINTENANCE_STEPS)
 
 
-class KilledError(Exception):
-    """Raised where the process is killed."""
+class KilledError(BaseException):
+    """Raised where the process is killed; no exception of the program, which might catch it."""
 
 
 class FaultyTable(DrivenTable):
@@ -44,7 +45,7 @@ class FaultyTable(DrivenTable):
         with fault():
             try:
                 self._sink(kind, app_id, changes[0])(frame, batch_id)
-            except Exception as raised:  # noqa: BLE001 - whatever it is, the log decides
+            except (Exception, KilledError) as raised:  # noqa: BLE001 - whatever it is, the log decides
                 error = raised
         later = range(before + 1, latest_version(self.path) + 1)
         txns = [txn for version in later for txn in actions_of(self.path, version, "txn")]

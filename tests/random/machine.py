@@ -107,17 +107,43 @@ class TableMachine(MovedRows, WrittenTable):
 
         def interfere() -> None:
             self._noted(f"{by} beside {kind}")
-            match by:
-                case "insert":
-                    self.insert(others)
-                case "update":
-                    self.update(len(others) % 3)
-                case "delete":
-                    self.delete(len(others) % 3)
-                case "compact":
-                    self.compact("OPTIMIZE TARGET")
-                case _:
-                    self._merge(by, f"other {by}", others, as_texts=False, is_warm=warm)
+            self._write(by, others, warm=warm)
 
         with beside(step, interfere):
             self._merge_changes(kind, "first" if kind == ORDERED else kind, changes, as_texts=False, is_warm=warm)
+
+    @precondition(lambda self: self.setup.maintains)
+    @rule(
+        drawn=CHANGES,
+        others=CHANGES,
+        by=st.sampled_from((ORDERED, COLUMNS, UPSERT, COUNT, *STATEMENTS)),
+        step=st.sampled_from(("compacting", "compacted", "compaction_committed")),
+        warm=st.booleans(),
+    )
+    def maintain_beside_another(self, drawn: Changes, others: Changes, by: str, step: str, warm: bool) -> None:
+        """Another writer commits while the sink compacts the table, after its batch."""
+        by = self._possible(by)
+        changes = self._changes(drawn, ORDERED)
+        batch_id = self.batches.get("first", -1) + 1
+
+        def interfere() -> None:
+            self._noted(f"{by} beside {step}")
+            self._took(ORDERED, "first", batch_id, changes)
+            self._write(by, others, warm=warm)
+
+        with beside(step, interfere):
+            self._merge_changes(ORDERED, "first", changes, as_texts=False, is_warm=warm)
+
+    def _write(self, by: str, drawn: Changes, *, warm: bool) -> None:
+        """Let another writer write."""
+        match by:
+            case "insert":
+                self.insert(drawn)
+            case "update":
+                self.update(len(drawn) % 3)
+            case "delete":
+                self.delete(len(drawn) % 3)
+            case "compact":
+                self.compact("OPTIMIZE TARGET")
+            case _:
+                self._merge(by, f"other {by}", drawn, as_texts=False, is_warm=warm)

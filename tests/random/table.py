@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from pyspark.errors import PySparkException
 
-from stream_merge import MergeSink, merge_sink, steps
+from stream_merge import MergeResult, MergeSink, merge_sink, steps
 from tests.random.faulty import FaultyFileSystem
 from tests.random.model import OWN, Row, TableModel, exact_rows, plain
 from tests.random.statistics import wrong_statistics
@@ -67,6 +67,7 @@ class Setup:
     truncates: bool
     sets_columns: bool
     moves: bool
+    maintains: bool
 
 
 @st.composite
@@ -90,6 +91,7 @@ def setups(draw: st.DrawFn) -> Setup:
         truncates=draw(st.booleans()),
         sets_columns=draw(st.booleans()),
         moves=draw(st.booleans()),
+        maintains=draw(st.booleans()),
     )
 
 
@@ -179,6 +181,7 @@ class DrivenTable(RuleBasedStateMachine):
         self.written: dict[str, tuple[str, ...]] = {}
         self.batches: dict[str, int] = {}
         self.last: dict[str, tuple[str, list[Row]]] = {}
+        self.result: MergeResult | None = None
         self.history = {0: self.model.snapshot()}
         self.seen: dict[str, int] = {}
         self.checked: tuple[int, TableModel] = (0, self.model.snapshot())
@@ -212,6 +215,8 @@ class DrivenTable(RuleBasedStateMachine):
                     app_id=app_id,
                     null_keys=setup.null_keys,
                     locator=setup.locator,
+                    maintenance=setup.maintains,
+                    on_result=self._note_result,
                     **options,
                 )
             case "upsert":
@@ -223,6 +228,8 @@ class DrivenTable(RuleBasedStateMachine):
                     app_id=app_id,
                     null_keys=setup.null_keys,
                     locator=setup.locator,
+                    maintenance=setup.maintains,
+                    on_result=self._note_result,
                 )
             case _:
                 on = " AND ".join(f"target.{key} <=> source.{key}" for key in keys)
@@ -231,6 +238,11 @@ class DrivenTable(RuleBasedStateMachine):
                 sink = sink.when_matched_update(set={"n": "target.n + source.n"}).when_not_matched_insert(values=values)
         self.sinks[app_id], self.written[app_id] = sink, written
         return sink
+
+    def _note_result(self, result: MergeResult) -> None:
+        self.result = result
+        if result.maintenance is not None:
+            self._noted(f"maintenance {result.maintenance}")
 
     def _values(self, name: str, pool: dict[str, tuple[Any, ...]], *, is_nullable: bool) -> list[Any]:
         sql_type = self.model.columns.get(name, self.source_types[name])
@@ -314,8 +326,15 @@ class DrivenTable(RuleBasedStateMachine):
         self._noted(f"merged {kind}")
         frame = self._frame(changes, as_texts=as_texts)
         sink = self._sink(kind, app_id, changes[0])
+        self.result = None
         sink(frame, batch_id)
+        assert self.result is None or self.result.maintenance != "failed"
         assert sink._state()._resolved, "the statement depends on nothing but its arguments, and is kept"
+        if self.batches.get(app_id) != batch_id:
+            self._took(kind, app_id, batch_id, changes)
+
+    def _took(self, kind: str, app_id: str, batch_id: int, changes: Sequence[Row]) -> None:
+        """Let the model take a batch that is in the table."""
         self._merged(kind, changes)
         self.batches[app_id] = batch_id
         self.last[app_id] = (kind, changes)

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
+from stream_merge.batch import maintain
 from stream_merge.key_index import index as key_index
+from stream_merge.maintenance import account, policy
 from stream_merge.tombstones import files
 from tests.random.faulty import FaultyFileSystem
 from tests.random.machine import TableMachine
@@ -46,7 +48,11 @@ def drawn(max_examples: int, num_steps: int, *, is_fixed: bool) -> settings:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let few deletes and keys be many."""
+    """Let few deletes, keys and files be many, and let there be time for maintenance."""
+    monkeypatch.setattr(account, "SHARE", 100)
+    monkeypatch.setattr(maintain, "WAIT_BATCHES", 0)
+    monkeypatch.setattr(policy, "MIN_FILES", 2)
+    monkeypatch.setattr(policy, "TIER_FACTOR", 2)
     monkeypatch.setattr(files, "MAX_FILES", 2)
     monkeypatch.setattr(key_index, "RUN_ROWS", 10)
     monkeypatch.setattr(key_index, "MAX_SEGMENTS", 3)
