@@ -348,16 +348,18 @@ class Tombstones:
             )
 
     def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
-        """Return the highest of the known sequence, as JSON, and the column `sequence` of some frames."""
-        sequences = [frame.select("sequence") for frame in frames]
+        """Return the highest of the known sequence, as JSON, and the column `sequence` of some frames.
+
+        The known one as it is, if none is higher: equal ones may have several spellings, as 0.0 and -0.0.
+        """
+        if not frames:
+            return known
+        united = reduce(DataFrame.unionByName, [frame.select("sequence") for frame in frames])
+        highest = _highest()
         if known is not None:
-            sequences.append(self._spark.range(1).select(self.column_of(known).alias("sequence")))
-        if not sequences:
-            return None
-        united = sequences[0]
-        for frame in sequences[1:]:
-            united = united.unionByName(frame)
-        found = summary(united, _highest())[0]
+            is_higher = F.max("sequence") > self.column_of(known)
+            highest = F.when(is_higher, highest).otherwise(F.lit(known))
+        found = summary(united, highest)[0]
         return None if found is None else str(found)
 
     def clean_up(self, state: TombstoneManifest, *, now_ms: int) -> None:

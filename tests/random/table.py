@@ -368,7 +368,11 @@ class DrivenTable(RuleBasedStateMachine):
         self._check_records()
         faults = wrong_statistics(self.path)
         assert not faults, faults
-        if self.setup.feed and list(before.columns) == list(self.model.columns):
+        # After a RESTORE that narrows a column, Delta cannot read the files that it took away.
+        is_narrower = any(
+            before.columns.get(name) == "BIGINT" for name, kind in self.model.columns.items() if kind == "INT"
+        )
+        if self.setup.feed and list(before.columns) == list(self.model.columns) and not is_narrower:
             self._check_feed(before_version, exact_rows(before.rows), expected)
         self.history[version] = self.model.snapshot()
         self.checked = (version, self.model.snapshot())
