@@ -35,7 +35,7 @@ from benchmarks.change_data import COLUMNS, IMAGE, TYPES
 from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
 from stream_merge import debezium
-from stream_merge.debezium.envelope import message_fields, parse_json
+from stream_merge.debezium.envelope import parse_envelope
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,10 +152,10 @@ def write_events(spark: SparkSession, path: Path, options: argparse.Namespace) -
 
 def decoding_rates(records: DataFrame, path: Path, repeats: int) -> dict[str, float]:
     """Return how many events a second each way of reading takes."""
-    fields = message_fields(tuple(TYPES), None, with_before=False, meta_prefix="__")
+    parsed = parse_envelope(F.col("value").cast("string"), tuple(TYPES), with_before=False)
     ways: dict[str, Callable[[], object]] = {
         "read": lambda: _discard(records),
-        "from_json": lambda: _discard(records.select(parse_json(F.col("value").cast("string"), fields).struct)),
+        "from_json": lambda: _discard(records.select(parsed)),
         "decode": lambda: _discard(debezium.changes(records, COLUMNS, ["id"])),
     }
     num_events = records.count()

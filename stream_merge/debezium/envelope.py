@@ -9,7 +9,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge.debezium.spelling import lambda_name, text
+from stream_merge.debezium.spelling import lambda_name, rarely, text
+from stream_merge.sql import quote
 
 POSITION_FIELDS = (
     "lsn",
@@ -30,7 +31,8 @@ DELETED = "__deleted"
 """The field in which ExtractNewRecordState marks deletes; `add.fields.prefix` does not apply to it."""
 
 _ENVELOPE_FIELDS = ("before", "after", "source", "transaction")
-_CORRUPT = "corrupt"
+CORRUPT = "corrupt"
+"""The field of parsed JSON with its text if it is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[st
 
     placed_body = [T.StructField(f"f{p}", _positional(field.dataType)) for p, field in enumerate(body.fields)]
     placed_payload = [T.StructField("payload", T.StructType(placed_body))] if payload else []
-    placed = T.StructType([*placed_body, *placed_payload, T.StructField(_CORRUPT, T.StringType())])
+    placed = T.StructType([*placed_body, *placed_payload, T.StructField(CORRUPT, T.StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, **(leniency or {})}
     if not payload:
         wrapped = F.when(F.get_json_object(json, "$.schema.type") == "struct", F.get_json_object(json, "$.payload"))
@@ -82,27 +84,37 @@ def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[st
     return ParsedJson(parsed, tuple(fields))
 
 
-def message_fields(
-    columns: Collection[str], layout: str | None, *, with_before: bool, meta_prefix: str
-) -> dict[str, T.DataType]:
-    """Return the fields of a message: of an envelope, of a flattened event, or of both if the layout is detected.
-
-    If a column has the name of one of the envelope's structs, both cannot be parsed at once; the message is then an
-    envelope.
-    """
+def parse_envelope(json: Column, columns: Sequence[str], *, with_before: bool) -> Column:
+    """Parse an envelope, wrapped in "payload" or not, in one pass; `corrupt` is the text if it is malformed."""
     image = T.StructType([T.StructField(name, T.StringType()) for name in columns])
-    fields: dict[str, T.DataType] = {}
-    if layout != "flattened":
-        fields["after"] = image
-        if with_before:
-            fields["before"] = image
-        fields["source"] = T.StructType([T.StructField(name, T.StringType()) for name in POSITION_FIELDS])
-        fields["transaction"] = T.StructType([T.StructField("total_order", T.StringType())])
-        fields["op"] = T.StringType()
-    if layout == "flattened" or (layout is None and not set(columns).intersection((*_ENVELOPE_FIELDS, "payload"))):
-        for name in (*columns, *meta_names(meta_prefix)):
-            fields.setdefault(name, T.StringType())
-    return fields
+    body = [T.StructField("after", image)]
+    if with_before:
+        body.append(T.StructField("before", image))
+    body += [
+        T.StructField("source", T.StructType([T.StructField(name, T.StringType()) for name in POSITION_FIELDS])),
+        T.StructField("transaction", T.StructType([T.StructField("total_order", T.StringType())])),
+        T.StructField("op", T.StringType()),
+    ]
+    wrapped = T.StructField("payload", T.StructType(body))
+    schema = T.StructType([*body, wrapped, T.StructField(CORRUPT, T.StringType())])
+    return F.from_json(json, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
+
+
+def is_flattening_told(columns: Collection[str]) -> bool:
+    """Return whether a flattened event can be told from an envelope: no column has the name of one of its structs."""
+    return not set(columns).intersection((*_ENVELOPE_FIELDS, "payload"))
+
+
+def flattened_fields(columns: Collection[str], meta_prefix: str) -> dict[str, T.DataType]:
+    """Return the fields of a flattened event: the columns, and what the flattening adds."""
+    return dict.fromkeys((*columns, *meta_names(meta_prefix)), T.StringType())
+
+
+def image_places(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the fields of an image: the columns' own unless these differ only in case."""
+    names = tuple(columns)
+    is_plain = len({name.lower() for name in names}) == len(names)
+    return names if is_plain else tuple(f"f{position}" for position in range(len(names)))
 
 
 def meta_names(prefix: str) -> list[str]:
@@ -125,115 +137,145 @@ def first_known(values: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """SQL for the parts of a message, over the columns `body`, `headers`, `meta_headers` and `offset`.
+    """SQL for the parts of a message.
+
+    It reads what was parsed, `envelope` and `flattened`, and the columns that are made of it: `sent_op` and so on,
+    `body`, `meta_headers` and `op`.
 
     Attributes:
-        parsed: The message's fields.
         columns: The names of the data columns.
         layout: "envelope", "flattened", or None to detect it.
         meta_prefix: `add.fields.prefix` and `add.headers.prefix` of the flattening.
         has_headers: Whether the records have headers.
+        with_before: Whether the row before the change is read.
+        flattened: The fields of a flattened event; None if there are none.
     """
 
-    parsed: ParsedJson
     columns: Sequence[str]
     layout: str | None
     meta_prefix: str
     has_headers: bool
+    with_before: bool
+    flattened: ParsedJson | None
+
+    @property
+    def has_envelope(self) -> bool:
+        """Whether messages may be envelopes."""
+        return self.layout != "flattened"
+
+    @property
+    def may_be_flattened(self) -> str:
+        """SQL for whether a message is to be parsed as a flattened event, over `envelope`."""
+        if not self.has_envelope:
+            return "true"
+        op, source = self._sent("op"), self._sent("source")
+        return f"NOT ({op} IS NOT NULL AND {source} IS NOT NULL)"
+
+    def sent_sql(self) -> dict[str, str]:
+        """Return SQL for the parts of an envelope, over `envelope`."""
+        if not self.has_envelope:
+            return {}
+        names = ("op", "source", "after", *(("before",) if self.with_before else ()))
+        return {
+            **{f"sent_{name}": self._sent(name) for name in names},
+            "sent_order": self._sent("transaction.total_order"),
+        }
 
     def meta_headers_sql(self) -> str:
         """Return SQL for the flattening's headers, an array in the order of `meta_names`; NULL for an envelope."""
-        if not (self.has_headers and self._has_flattened):
+        if not (self.has_headers and self.flattened):
             return "CAST(NULL AS ARRAY<STRING>)"
         name = lambda_name()
         values = (
             f"transform(array({', '.join(map(text, self._meta_names))}), {name} -> {_header_value('headers', name)})"
         )
-        return f"CASE WHEN NOT ({self._is_envelope}) THEN {values} END" if self._has_envelope else values
-
-    def layout_sql(self) -> str:
-        """Return SQL for the layout: "envelope", "flattened", or NULL if it is neither."""
-        if self.layout is not None:
-            condition = f"{self._field('op')} IS NOT NULL" if self.layout == "envelope" else "body IS NOT NULL"
-            return f"CASE WHEN {condition} THEN {text(self.layout)} END"
-        is_envelope = self._is_envelope
-        if not self._has_flattened:
-            return f"CASE WHEN {is_envelope} THEN 'envelope' END"
-        is_flattened = f"{first_known([*self._meta('op'), *self._deleted])} IS NOT NULL"
-        return f"CASE WHEN {is_envelope} THEN 'envelope' WHEN {is_flattened} THEN 'flattened' END"
+        return f"CASE WHEN {self.may_be_flattened} THEN {values} END"
 
     def op_sql(self) -> str:
-        """Return SQL for Debezium's op; a flattened event without one is an upsert, or a delete if marked as one."""
+        """Return SQL for Debezium's op; a flattened event without one is an upsert, or a delete if marked as one.
+
+        It is NULL if the message is neither an envelope nor flattened.
+        """
+        if not self.flattened:
+            return self.by_layout("sent_op", "NULL")
         deleted = f"CASE WHEN {first_known(self._deleted)} = 'true' THEN 'd' ELSE 'u' END"
-        return self._by_layout(
-            self._field("op") if self._has_envelope else "NULL", first_known([*self._meta("op"), deleted])
-        )
+        op = first_known([*self._meta("op"), deleted])
+        if self.layout is None:
+            op = f"CASE WHEN {first_known([*self._meta('op'), *self._deleted])} IS NOT NULL THEN {op} END"
+        else:
+            op = f"CASE WHEN body IS NOT NULL THEN {op} END"
+        return self.by_layout("sent_op", op)
 
     def image_sql(self, name: str) -> str:
-        """Return SQL for an image of the row, "after" or "before", as a struct of texts by position."""
-        image = self._field(name) if name in self.parsed.names and self._has_envelope else None
-        texts = "NULL"
-        if self._has_flattened:
-            values = ", ".join(f"'f{p}', {self._field(column)}" for p, column in enumerate(self.columns))
+        """Return SQL for an image of the row, "after" or "before", as a struct of texts by `image_places`, over `op`.
+
+        Other operations than inserts and updates have no row after them.
+        """
+        places = image_places(self.columns)
+        types = ", ".join(f"{quote(place)}: STRING" for place in places)
+        image, texts = "NULL", "NULL"
+        if self.has_envelope:
+            image = f"sent_{name}" if places == tuple(self.columns) else f"CAST(sent_{name} AS STRUCT<{types}>)"
+        if self.flattened:
+            values = ", ".join(
+                f"{text(p)}, {self._field(column)}" for p, column in zip(places, self.columns, strict=True)
+            )
             # A flattened delete is the row that was there, or what is made up of it.
             condition = "<>" if name == "after" else "="
-            texts = f"CASE WHEN {self.op_sql()} {condition} 'd' THEN named_struct({values}) END"
-        types = ", ".join(f"f{position}: STRING" for position in range(len(self.columns)))
-        return f"CAST({self._by_layout(image or 'NULL', texts)} AS STRUCT<{types}>)"
+            texts = f"CASE WHEN op {condition} 'd' AND NOT is_tombstone THEN named_struct({values}) END"
+        found = f"CAST({self.by_layout(image, texts)} AS STRUCT<{types}>)"
+        return f"CASE WHEN op IN ('r', 'c', 'u') THEN {found} END" if name == "after" else found
 
-    def position_sql(self) -> str:
-        """Return SQL for a struct of the fields that hold a change's position in the source's log, as text."""
-        of_envelope, of_flattened = {}, {}
-        for position, name in enumerate(POSITION_FIELDS):
-            of_envelope[name] = f"{self._field('source')}.f{position}" if self._has_envelope else "NULL"
-            of_flattened[name] = first_known(self._meta(name))
-        of_envelope["total_order"] = f"{self._field('transaction')}.f0" if self._has_envelope else "NULL"
-        of_flattened["total_order"] = first_known(self._meta("transaction_total_order"))
-        # One condition instead of one for each field, since code is generated for each micro-batch.
-        return self._by_layout(
-            *(
-                f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in fields.items())})"
-                for fields in (of_envelope, of_flattened)
-            )
-        )
+    def position_sql(self) -> dict[str, str]:
+        """Return SQL for the fields that hold a change's position in the source's log, as text.
 
-    @property
-    def _is_envelope(self) -> str:
-        return f"{self._field('op')} IS NOT NULL AND {self._field('source')} IS NOT NULL"
+        They are `position`, a struct, and `total_order`, the change's number in its transaction.
+        """
+        found = ", ".join(f"{text(name)}, {first_known(self._meta(name))}" for name in POSITION_FIELDS)
+        return {
+            # The struct as it is: to make one of its fields would copy them.
+            "position": self.by_layout("sent_source", f"named_struct({found})"),
+            "total_order": self.by_layout("sent_order", first_known(self._meta("transaction_total_order"))),
+        }
+
+    def by_layout(self, of_envelope: str, of_flattened: str) -> str:
+        """Return SQL for what is one thing in an envelope and another in a flattened event, over `sent_op` and so on.
+
+        It is NULL for what is neither, if there are no flattened events.
+        """
+        if not self.has_envelope:
+            return of_flattened
+        # An envelope has both.
+        is_envelope = "sent_op IS NOT NULL" + ("" if self.layout else " AND sent_source IS NOT NULL")
+        if not self.flattened:
+            return f"CASE WHEN {is_envelope} THEN {of_envelope} END"
+        # Most messages are envelopes.
+        return f"CASE WHEN {is_envelope} THEN {of_envelope} ELSE {rarely(f'NOT ({is_envelope})', of_flattened)} END"
 
     @property
     def _meta_names(self) -> list[str]:
         return meta_names(self.meta_prefix)
 
     @property
-    def _has_envelope(self) -> bool:
-        return self.layout != "flattened"
-
-    @property
-    def _has_flattened(self) -> bool:
-        return DELETED in self.parsed.names
-
-    @property
     def _deleted(self) -> list[str]:
         return self._found(_deleted_names(self.meta_prefix))
 
+    def _sent(self, name: str) -> str:
+        return f"CASE WHEN envelope.payload IS NOT NULL THEN envelope.payload.{name} ELSE envelope.{name} END"
+
     def _field(self, name: str) -> str:
-        return self.parsed.path("body", name)
+        assert self.flattened is not None
+        return self.flattened.path("body", name)
 
     def _meta(self, name: str) -> list[str]:
         return self._found([f"{self.meta_prefix}{name}", f"{self.meta_prefix}source_{name}"])
 
     def _found(self, names: Sequence[str]) -> list[str]:
-        found = [self._field(full) for full in names if full in self.parsed.names]
+        if self.flattened is None:
+            return []
         known = self._meta_names if self.has_headers else []
+        found = [self._field(full) for full in names if full in self.flattened.names]
         return [*found, *(f"get(meta_headers, {known.index(full)})" for full in names if full in known)]
-
-    def _by_layout(self, of_envelope: str, of_flattened: str) -> str:
-        if self.layout == "envelope" or not self._has_flattened:
-            return of_envelope
-        if self.layout == "flattened":
-            return of_flattened
-        return f"CASE layout WHEN 'envelope' THEN {of_envelope} WHEN 'flattened' THEN {of_flattened} END"
 
 
 def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
@@ -265,7 +307,7 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     file_number = "try_cast(regexp_extract(position.file, '([0-9]+)$', 1) AS BIGINT)"
     major = f"coalesce({commit_lsn}, {file_number}, {high}, try_cast(position.scn AS BIGINT), offset, 0L)"
     minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_in_commit}, 0L)"
-    event = number("coalesce(position.row, position.event_serial_no, position.ssn, position.total_order)")
+    event = number("coalesce(position.row, position.event_serial_no, position.ssn, total_order)")
     is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
     # MySQL's log stands still while a snapshot reads its position, so this is the row's place among the changes. A
     # connector that is killed before it has committed any offset starts again with a snapshot, which is newer than some

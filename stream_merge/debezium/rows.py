@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.debezium.envelope import sequence_sql
+from stream_merge.debezium.envelope import image_places, sequence_sql
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.header_keys import decode_key, unmarked
 from stream_merge.debezium.settings import CHANGE_COL, Settings
-from stream_merge.debezium.spelling import text
+from stream_merge.debezium.spelling import rarely, text
 from stream_merge.debezium.unavailable import is_unavailable
-from stream_merge.debezium.values import decode
+from stream_merge.debezium.values import decode, is_text
+from stream_merge.sql import quote
 
 _UNLEARNT = (
     "the record's schema was not learnt: "
@@ -26,10 +27,11 @@ _NO_KEY = "the record has no key, and no other record tells the keys"
 def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
     """Add the texts of each column to the frame, then its values.
 
-    t0, v0: of the row after the change. b0, bv0: before it. old0, oldv0, new0, newv0: of the old and the new key. u0:
-    whether the row's value was not sent.
+    t0, v0: of the row after the change. b0, bv0: before it. u0, bu0: whether the value was not sent. unavailable: the
+    names of the columns that the row was sent without. old, new: the values of the old and the new key, by position.
     """
     keys = settings.key_positions
+    places = [quote(place) for place in image_places(settings.names)]
     texts: dict[str, str] = {}
     flags: dict[str, str] = {}
     values: dict[str, str] = {}
@@ -38,25 +40,22 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
         def value(name: str, field: Field = field) -> str:
             return decode(name, field, settings.handling)
 
-        of_image = f"after.f{position}"
-        of_before = f"before.f{position}"
+        of_image = f"after.{places[position]}"
+        of_before = of_old_image = f"before.{places[position]}"
         if field.default_as_sent is not None:
             default = text(field.default_as_sent)
             of_image = f"coalesce({of_image}, {default})"
             of_before = f"CASE WHEN before IS NOT NULL THEN coalesce({of_before}, {default}) END"
-        of_row = f"CASE WHEN op IN ('r', 'c', 'u') THEN {of_image} END"
+        of_row = of_image if field.default_as_sent is None else f"CASE WHEN after IS NOT NULL THEN {of_image} END"
         if position in keys:
             member = f"f{keys.index(position)}"
             texts[f"t{position}"] = f"CASE WHEN op IN ('r', 'c', 'u', 'd') THEN coalesce(key.{member}, {of_row}) END"
             values[f"v{position}"] = value(f"t{position}")
-            for other in ("old", "new"):
-                texts[f"{other}{position}"] = f"{other}_key.{member}"
-                values[f"{other}v{position}"] = decode_key(f"{other}{position}", field, settings.handling)
         else:
             if settings.is_by_contents:
                 # REPLICA IDENTITY FULL sends the whole row before the change.
                 was = is_unavailable(f"({of_row})", field, settings.placeholder)
-                of_row = f"CASE WHEN {was} AND before IS NOT NULL THEN before.f{position} ELSE {of_row} END"
+                of_row = f"CASE WHEN {was} AND before IS NOT NULL THEN {of_old_image} ELSE {of_row} END"
             texts[f"t{position}"] = of_row
             flags[f"u{position}"] = is_unavailable(f"t{position}", field, settings.placeholder)
             values[f"v{position}"] = f"CASE WHEN NOT u{position} THEN {value(f't{position}')} END"
@@ -64,14 +63,30 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
             texts[f"b{position}"] = of_before
             flags[f"bu{position}"] = is_unavailable(f"b{position}", field, settings.placeholder)
             values[f"bv{position}"] = f"CASE WHEN NOT bu{position} THEN {value(f'b{position}')} END"
+    flags |= _other_keys(settings)
+    # With lambda functions in them, these steps are compiled in short methods, however many columns there are.
+    unsent = {f"u{p}": text(name) for p, name in enumerate(settings.names) if p not in keys}
+    listed = ", ".join(f"CASE WHEN {flag} THEN {name} END" for flag, name in unsent.items())
+    values["unavailable"] = rarely(" OR ".join(unsent) or "false", f"array_compact(array({listed}))")
     for step in (texts, flags, values):
         frame = frame.withColumns({name: F.expr(sql) for name, sql in step.items()})
     return frame
 
 
+def _other_keys(settings: Settings) -> dict[str, str]:
+    """Return SQL for the values of the old and the new key, which few records have."""
+    fields = [settings.fields[name] for name in settings.keys]
+    found = {}
+    for other in ("old", "new") if fields else ():
+        decoded = [decode_key(f"{other}_key.f{p}", field, settings.handling) for p, field in enumerate(fields)]
+        values = ", ".join(f"'f{p}', {value}" for p, value in enumerate(decoded))
+        found[other] = rarely(f"{other}_key IS NOT NULL", f"named_struct({values})")
+    return found
+
+
 def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
     """Return the data columns and the struct that describes the change."""
-    names, keys = settings.names, settings.key_positions
+    keys = settings.key_positions
     data, old = [], []
     for position, (name, field) in enumerate(settings.fields.items()):
         value, was = F.col(f"v{position}"), F.col(f"bv{position}")
@@ -84,26 +99,57 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
                 was = F.when(F.col(f"b{position}").isNull(), default).otherwise(was)
         data.append(value.alias(name))
         old.append(was.alias(name))
-    missing = ", ".join(f"CASE WHEN u{p} THEN {text(names[p])} END" for p in range(len(names)) if p not in keys)
     parts = {
         "op": F.col("op"),
         "sequence": F.expr(sequence_sql(settings.order, snapshot_first=settings.snapshot_first)),
-        "unavailable": F.expr(f"array_compact(array({missing}))").cast("array<string>"),
+        "unavailable": F.expr("coalesce(unavailable, array())").cast("array<string>"),
         "key_only": F.expr("coalesce(op = 'd', false)" if keys else "false"),
     }
     for other in ("old", "new") if keys else ():
-        pairs = ", ".join(f"{text(names[p])}, {other}v{p}" for p in keys)
-        parts[f"{other}_key"] = F.expr(f"CASE WHEN {other}_key IS NOT NULL THEN named_struct({pairs}) END")
+        pairs = ", ".join(f"{text(name)}, {other}.f{p}" for p, name in enumerate(settings.keys))
+        parts[f"{other}_key"] = F.expr(f"CASE WHEN {other} IS NOT NULL THEN named_struct({pairs}) END")
     if settings.before:
         parts["before"] = F.when(F.col("before").isNotNull(), F.struct(*old))
     parts |= {name: F.col(name) for name in ("topic", "partition", "offset", "timestamp")}
     # A column of its own; otherwise Spark would compute the error twice.
-    frame = frame.withColumn("error", F.expr(_error_sql(settings)))
+    frame = frame.withColumn("error", F.expr(rarely(_may_fail(settings), _error_sql(settings))))
     parts["error"] = F.col("error")
     raw = "CASE WHEN is_no_text THEN base64(CAST(value AS BINARY)) ELSE value END"
     parts["raw"] = F.expr(raw if settings.keep_raw else f"CASE WHEN error IS NOT NULL THEN {raw} END")
     change = F.struct(*[part.alias(name) for name, part in parts.items()])
     return frame.select(*data, change.alias(CHANGE_COL))
+
+
+def _may_fail(settings: Settings) -> str:
+    """Return SQL for whether a record may have a fault: true for all that have one, and for few others."""
+    signs = ["is_no_text", "is_malformed", "is_unlearnt", "op IS NULL", "op NOT IN ('r', 'c', 'u', 'd')"]
+    signs += ["op <> 'd' AND after IS NULL"]
+    if settings.is_untold:
+        signs.append("true")
+    if settings.keys:
+        signs += ["is_key_malformed", "key_text IS NULL", "old_key IS NOT NULL", "new_key IS NOT NULL"]
+    if settings.before:
+        signs.append("op NOT IN ('r', 'c') AND before IS NULL")
+    for position, field in enumerate(settings.fields.values()):
+        signs += _signs_of_column(position, settings, is_text=is_text(field, settings.handling))
+    return f"({' OR '.join(signs)})"
+
+
+def _signs_of_column(position: int, settings: Settings, *, is_text: bool) -> list[str]:
+    # Of the row after the change, and of the one before it.
+    of_after, of_before = ("u", "t", "v"), ("bu", "b", "bv")
+    signs = []
+    if position in settings.key_positions:
+        signs.append(f"v{position} IS NULL")
+        images = [of_before] if settings.before else []
+    else:
+        images = [of_after, of_before] if settings.before else [of_after]
+    for flag, sent, value in images:
+        if settings.is_by_contents:
+            signs.append(f"{flag}{position}")
+        if not is_text:
+            signs.append(f"NOT {flag}{position} AND ({sent}{position} IS NULL) <> ({value}{position} IS NULL)")
+    return signs
 
 
 def _error_sql(settings: Settings) -> str:
@@ -115,10 +161,10 @@ def _error_sql(settings: Settings) -> str:
         ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
         ("is_unlearnt", text(_UNLEARNT)),
         (
-            "NOT is_tombstone AND layout IS NULL",
+            "NOT is_tombstone AND op IS NULL",
             "concat('neither an envelope nor a flattened event (set format=): ', left(value, 80))",
         ),
-        (f"op IS NULL OR op NOT IN ({ops})", "concat('unknown op: ', coalesce(op, 'NULL'))"),
+        (f"op NOT IN ({ops})", "concat('unknown op: ', op)"),
         ("is_key_malformed", "concat('the key is not the JSON of a key: ', left(key_text, 80))") if keys else None,
         ("op IN ('r', 'c', 'u', 'd')", text(_NO_KEY)) if settings.is_untold else None,
         ("op IN ('r', 'c', 'u') AND after IS NULL", "concat('no image of the row after op ', op)"),
@@ -137,7 +183,11 @@ def _error_sql(settings: Settings) -> str:
         for position in keys
     ]
     columns = [(p, f"t{p}", f"v{p}", f"NOT u{p}" if p not in keys else "true", name) for p, name in enumerate(names)]
-    columns += [(p, f"{o}{p}", f"{o}v{p}", "true", f"{o} key's {names[p]}") for p in keys for o in ("old", "new")]
+    columns += [
+        (position, f"{other}_key.f{p}", f"{other}.f{p}", "true", f"{other} key's {names[position]}")
+        for p, position in enumerate(keys)
+        for other in ("old", "new")
+    ]
     if settings.before:
         columns += [(p, f"b{p}", f"bv{p}", f"NOT bu{p}", f"before's {name}") for p, name in enumerate(names)]
     if settings.is_by_contents:

@@ -34,6 +34,19 @@ def let(value: str, body: Callable[[str], str]) -> str:
     return f"transform(array({value}), {name} -> {body(name)})[0]"
 
 
+def rarely(condition: str, value: str) -> str:
+    """Return SQL for a value that few rows have, NULL for the others.
+
+    Spark interprets the bodies of lambda functions. Compiled with the rest, what few rows need would make methods so
+    long that the JVM does not compile them (over 8,000 bytes), and interprets all that is in them, for every row.
+
+    Args:
+        condition: SQL for whether a row may have the value; it should be short.
+        value: SQL for the value.
+    """
+    return f"CASE WHEN {condition} THEN transform(array(0), {lambda_name()} -> {value})[0] END"
+
+
 def lambda_name() -> str:
     """Return a name for a lambda variable that differs from those of all surrounding lambda functions."""
     return f"x{next(_numbers)}"

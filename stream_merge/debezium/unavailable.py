@@ -33,7 +33,12 @@ def is_unavailable(raw: str, field: Field, placeholder: str) -> str:
         placeholder: The connector's `unavailable.value.placeholder`; bytes in hexadecimal after "hex:".
     """
     content = bytes.fromhex(placeholder[4:]) if placeholder.startswith("hex:") else placeholder.encode()
-    condition = f"{raw} IN ({', '.join(text(spelling) for spelling in _spellings(content))})"
+    spellings = _spellings(content)
+    # Hardly any value has their lengths, and a value's own is there without looking at it.
+    lengths = sorted({len(spelling.encode()) for spelling in spellings})
+    condition = (
+        f"octet_length({raw}) IN ({', '.join(map(str, lengths))}) AND {raw} IN ({', '.join(map(text, spellings))})"
+    )
     if isinstance(field.data_type, T.StructType) or field.kind in _GEOMETRY:
         for wkb in (*(bytes.fromhex(nowhere) for nowhere in _WKB), content):
             encoded = base64.b64encode(wkb).decode()
