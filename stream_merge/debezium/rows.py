@@ -21,6 +21,9 @@ _UNLEARNT = (
     "for each batch, pass to changes() what learn_columns(records, known=...) returns"
 )
 
+_IS_ODD = "(op IS NULL OR op NOT IN ('r', 'c', 'u', 'd'))"
+_LACKS_ROW = "(op <> 'd' AND after IS NULL)"
+
 _NO_KEY = "the record has no key, and no other record tells the keys"
 
 
@@ -29,6 +32,7 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
 
     t0, v0: of the row after the change. b0, bv0: before it. u0, bu0: whether the value was not sent. unavailable: the
     names of the columns that the row was sent without. old, new: the values of the old and the new key, by position.
+    Without a key, is_odd and lacks_row: not NULL if the record may be faulty in this way.
     """
     keys = settings.key_positions
     places = [quote(place) for place in image_places(settings.names)]
@@ -63,8 +67,12 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
             texts[f"b{position}"] = of_before
             flags[f"bu{position}"] = is_unavailable(f"b{position}", field, settings.placeholder)
             values[f"bv{position}"] = f"CASE WHEN NOT bu{position} THEN {value(f'b{position}')} END"
-    flags |= _other_keys(settings)
-    # With lambda functions in them, these steps are compiled in short methods, however many columns there are.
+    # With a lambda function in it, Spark compiles a step in short methods, however many columns there are.
+    if settings.keys:
+        flags |= _other_keys(settings)
+    else:
+        texts["is_odd"] = rarely(_IS_ODD, "true")
+        flags["lacks_row"] = rarely(_LACKS_ROW, "true")
     unsent = {f"u{p}": text(name) for p, name in enumerate(settings.names) if p not in keys}
     listed = ", ".join(f"CASE WHEN {flag} THEN {name} END" for flag, name in unsent.items())
     values["unavailable"] = rarely(" OR ".join(unsent) or "false", f"array_compact(array({listed}))")
@@ -77,7 +85,7 @@ def _other_keys(settings: Settings) -> dict[str, str]:
     """Return SQL for the values of the old and the new key, which few records have."""
     fields = [settings.fields[name] for name in settings.keys]
     found = {}
-    for other in ("old", "new") if fields else ():
+    for other in ("old", "new"):
         decoded = [decode_key(f"{other}_key.f{p}", field, settings.handling) for p, field in enumerate(fields)]
         values = ", ".join(f"'f{p}', {value}" for p, value in enumerate(decoded))
         found[other] = rarely(f"{other}_key IS NOT NULL", f"named_struct({values})")
@@ -114,16 +122,20 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
     # A column of its own; otherwise Spark would compute the error twice.
     frame = frame.withColumn("error", F.expr(rarely(_may_fail(settings), _error_sql(settings))))
     parts["error"] = F.col("error")
-    raw = "CASE WHEN is_no_text THEN base64(CAST(value AS BINARY)) ELSE value END"
-    parts["raw"] = F.expr(raw if settings.keep_raw else f"CASE WHEN error IS NOT NULL THEN {raw} END")
+    base64 = "base64(CAST(value AS BINARY))"
+    if settings.keep_raw:
+        raw = f"coalesce({rarely('is_no_text', base64)}, value)"
+    else:
+        raw = rarely("error IS NOT NULL", f"CASE WHEN is_no_text THEN {base64} ELSE value END")
+    parts["raw"] = F.expr(raw)
     change = F.struct(*[part.alias(name) for name, part in parts.items()])
     return frame.select(*data, change.alias(CHANGE_COL))
 
 
 def _may_fail(settings: Settings) -> str:
     """Return SQL for whether a record may have a fault: true for all that have one, and for few others."""
-    signs = ["is_no_text", "is_malformed", "is_unlearnt", "op IS NULL", "op NOT IN ('r', 'c', 'u', 'd')"]
-    signs += ["op <> 'd' AND after IS NULL"]
+    signs = ["is_no_text", "is_malformed", "is_unlearnt"]
+    signs += [_IS_ODD, _LACKS_ROW] if settings.keys else ["is_odd IS NOT NULL", "lacks_row IS NOT NULL"]
     if settings.is_untold:
         signs.append("true")
     if settings.keys:

@@ -388,6 +388,27 @@ def test_a_batch_is_parsed_once_whatever_the_number_of_columns(spark):
     assert plan.count("from_json") == 6
 
 
+@pytest.mark.parametrize("keys", [["id"], []])
+def test_no_method_is_too_long_for_the_jvm_s_compiler(spark, keys):
+    """HotSpot interprets methods of more than 8,000 bytes for ever."""
+    types = ("BIGINT", "STRING", "TIMESTAMP", "DOUBLE", "DATE")
+    columns = ", ".join(["id BIGINT", *(f"c{number} {types[number % len(types)]}" for number in range(60))])
+    frame = debezium.changes(frame_of(spark, record(KEY, envelope("c", ROW))), columns, keys)
+    conf = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {name: spark.conf.get(name) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        plan = frame._jdf.queryExecution().executedPlan()
+        stages = spark._jvm.org.apache.spark.sql.execution.debug.package.codegenStringSeq(plan)
+        sizes = [stages.apply(place)._3().maxMethodCodeSize() for place in range(stages.size())]
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    assert sizes
+    assert max(sizes) <= 8000
+
+
 def test_the_guide_s_code_runs(spark):
     guide = (Path(__file__).parents[2] / "docs/debezium.md").read_text()
     variables = {
