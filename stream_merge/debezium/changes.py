@@ -17,9 +17,9 @@ from stream_merge.debezium.envelope import (
     CORRUPT,
     Message,
     ParsedJson,
-    flattened_fields,
+    can_detect_flattened,
+    flattened_names,
     header,
-    is_flattening_told,
     parse_envelope,
     parse_json,
 )
@@ -223,10 +223,10 @@ def _parse(frame: DataFrame, message: Message, settings: Settings) -> DataFrame:
 
     What is no envelope is parsed once more as a flattened event: to parse every message as both would take longer.
     """
-    key_fields: dict[str, T.DataType] = dict.fromkeys(settings.keys or ("",), T.StringType())
+    key_names = settings.keys or ("",)
     keys = {
-        "key": parse_json(F.col("key"), key_fields),
-        **{name: parse_json(F.col(name), key_fields, PARSE_OPTIONS) for name in ("old_key", "new_key")},
+        "key": parse_json(F.col("key"), key_names),
+        **{name: parse_json(F.col(name), key_names, PARSE_OPTIONS) for name in ("old_key", "new_key")},
     }
     parsed = {f"parsed_{name}": key.struct for name, key in keys.items()}
     if message.has_envelope:
@@ -254,16 +254,16 @@ def _parse(frame: DataFrame, message: Message, settings: Settings) -> DataFrame:
 
 def _message(settings: Settings, *, has_headers: bool) -> Message:
     may_be_flattened = settings.layout == "flattened" or (
-        settings.layout is None and is_flattening_told(settings.names)
+        settings.layout is None and can_detect_flattened(settings.names)
     )
-    flattened_names = flattened_fields(settings.names, settings.meta_prefix)
+    names = flattened_names(settings.names, settings.meta_prefix)
     return Message(
         columns=settings.names,
         layout=settings.layout,
         meta_prefix=settings.meta_prefix,
         has_headers=has_headers,
         with_before=settings.before,
-        flattened=parse_json(F.col("value"), flattened_names) if may_be_flattened else None,
+        flattened=parse_json(F.col("value"), names) if may_be_flattened else None,
     )
 
 

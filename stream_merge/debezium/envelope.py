@@ -59,40 +59,38 @@ class ParsedJson:
         return f"{body}.f{self.names.index(name)}"
 
 
-def parse_json(json: Column, fields: dict[str, T.DataType], leniency: Mapping[str, str] | None = None) -> ParsedJson:
-    """Parse JSON with these fields, wrapped in "payload" or not, in one pass.
+def parse_json(json: Column, names: Sequence[str], leniency: Mapping[str, str] | None = None) -> ParsedJson:
+    """Parse JSON with fields of these names, wrapped in "payload" or not, in one pass.
 
     Values are read as text, arrays and objects as their JSON, so that an unexpected type fails only its value and not
     the whole record. If a field is called "payload", it is the wrapper only beside a schema of Kafka Connect.
     `leniency` are Spark's options for JSON that is not strictly valid.
     """
-    body = T.StructType([T.StructField(name, data_type) for name, data_type in fields.items()])
-    corrupt = next(name for name in _unused_names(fields) if name not in fields)
-    payload = [] if "payload" in fields else [T.StructField("payload", body)]
+    body = _texts(names)
+    corrupt = next(name for name in _unused_names(names) if name not in names)
+    payload = [] if "payload" in names else [T.StructField("payload", body)]
     schema = T.StructType([*body.fields, *payload, T.StructField(corrupt, T.StringType())])
 
-    placed_body = [T.StructField(f"f{p}", _positional(field.dataType)) for p, field in enumerate(body.fields)]
-    placed_payload = [T.StructField("payload", T.StructType(placed_body))] if payload else []
-    placed = T.StructType([*placed_body, *placed_payload, T.StructField(CORRUPT, T.StringType())])
+    placed_body = _texts([f"f{position}" for position in range(len(names))])
+    placed_payload = [T.StructField("payload", placed_body)] if payload else []
+    placed = T.StructType([*placed_body.fields, *placed_payload, T.StructField(CORRUPT, T.StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, **(leniency or {})}
     if not payload:
         wrapped = F.when(F.get_json_object(json, "$.schema.type") == "struct", F.get_json_object(json, "$.payload"))
         json = F.when(wrapped.startswith("{"), wrapped).otherwise(json)
     parsed = F.from_json(json, schema, options).cast(placed)
     if not payload:
-        parsed = parsed.withField("payload", F.lit(None).cast(T.StructType(placed_body)))
-    return ParsedJson(parsed, tuple(fields))
+        parsed = parsed.withField("payload", F.lit(None).cast(placed_body))
+    return ParsedJson(parsed, tuple(names))
 
 
 def parse_envelope(json: Column, columns: Sequence[str], *, with_before: bool) -> Column:
     """Parse an envelope, wrapped in "payload" or not, in one pass; `corrupt` is the text if it is malformed."""
-    image = T.StructType([T.StructField(name, T.StringType()) for name in columns])
-    body = [T.StructField("after", image)]
-    if with_before:
-        body.append(T.StructField("before", image))
-    body += [
-        T.StructField("source", T.StructType([T.StructField(name, T.StringType()) for name in POSITION_FIELDS])),
-        T.StructField("transaction", T.StructType([T.StructField("total_order", T.StringType())])),
+    image = _texts(columns)
+    body = [
+        *(T.StructField(name, image) for name in (("after", "before") if with_before else ("after",))),
+        T.StructField("source", _texts(POSITION_FIELDS)),
+        T.StructField("transaction", _texts(["total_order"])),
         T.StructField("op", T.StringType()),
     ]
     wrapped = T.StructField("payload", T.StructType(body))
@@ -100,17 +98,17 @@ def parse_envelope(json: Column, columns: Sequence[str], *, with_before: bool) -
     return F.from_json(json, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
 
 
-def is_flattening_told(columns: Collection[str]) -> bool:
+def can_detect_flattened(columns: Collection[str]) -> bool:
     """Return whether a flattened event can be told from an envelope: no column has the name of one of its structs."""
     return not set(columns).intersection((*_ENVELOPE_FIELDS, "payload"))
 
 
-def flattened_fields(columns: Collection[str], meta_prefix: str) -> dict[str, T.DataType]:
-    """Return the fields of a flattened event: the columns, and what the flattening adds."""
-    return dict.fromkeys((*columns, *meta_names(meta_prefix)), T.StringType())
+def flattened_names(columns: Collection[str], meta_prefix: str) -> tuple[str, ...]:
+    """Return the names of a flattened event's fields: the columns, and what the flattening adds."""
+    return tuple(dict.fromkeys((*columns, *meta_names(meta_prefix))))
 
 
-def image_places(columns: Sequence[str]) -> tuple[str, ...]:
+def image_fields(columns: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the fields of an image: the columns' own unless these differ only in case."""
     names = tuple(columns)
     is_plain = len({name.lower() for name in names}) == len(names)
@@ -207,11 +205,11 @@ class Message:
         return self.by_layout("sent_op", op)
 
     def image_sql(self, name: str) -> str:
-        """Return SQL for an image of the row, "after" or "before", as a struct of texts by `image_places`, over `op`.
+        """Return SQL for an image of the row, "after" or "before", as a struct of texts by `image_fields`, over `op`.
 
         Other operations than inserts and updates have no row after them.
         """
-        places = image_places(self.columns)
+        places = image_fields(self.columns)
         types = ", ".join(f"{quote(place)}: STRING" for place in places)
         image, texts = "NULL", "NULL"
         if self.has_envelope:
@@ -328,11 +326,8 @@ def _header_value(headers: str, name: str) -> str:
     return f"CAST(get(filter({headers}, header -> header.key = {name}), 0).value AS STRING)"
 
 
-def _positional(data_type: T.DataType) -> T.DataType:
-    if not isinstance(data_type, T.StructType):
-        return data_type
-    fields = [T.StructField(f"f{p}", _positional(field.dataType)) for p, field in enumerate(data_type.fields)]
-    return T.StructType(fields)
+def _texts(names: Iterable[str]) -> T.StructType:
+    return T.StructType([T.StructField(name, T.StringType()) for name in names])
 
 
 def _unused_names(fields: Collection[str]) -> Iterable[str]:

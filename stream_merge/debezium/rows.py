@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.debezium.envelope import image_places, sequence_sql
+from stream_merge.debezium.envelope import image_fields, sequence_sql
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.header_keys import decode_key, unmarked
 from stream_merge.debezium.settings import CHANGE_COL, Settings
@@ -21,8 +21,9 @@ _UNLEARNT = (
     "for each batch, pass to changes() what learn_columns(records, known=...) returns"
 )
 
-_IS_ODD = "(op IS NULL OR op NOT IN ('r', 'c', 'u', 'd'))"
-_LACKS_ROW = "(op <> 'd' AND after IS NULL)"
+# Only inserts and updates have a row after them, so it is lacking with any op that is unknown, too.
+_LACKS_ROW = "(after IS NULL AND coalesce(op, '') <> 'd')"
+_LACKS_OLD_ROW = "(before IS NULL AND op IN ('u', 'd'))"
 
 _NO_KEY = "the record has no key, and no other record tells the keys"
 
@@ -32,10 +33,10 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
 
     t0, v0: of the row after the change. b0, bv0: before it. u0, bu0: whether the value was not sent. unavailable: the
     names of the columns that the row was sent without. old, new: the values of the old and the new key, by position.
-    Without a key, is_odd and lacks_row: not NULL if the record may be faulty in this way.
+    Without a key, lacks_row and lacks_old_row: not NULL if the record may be faulty in this way.
     """
     keys = settings.key_positions
-    places = [quote(place) for place in image_places(settings.names)]
+    places = [quote(place) for place in image_fields(settings.names)]
     texts: dict[str, str] = {}
     flags: dict[str, str] = {}
     values: dict[str, str] = {}
@@ -71,8 +72,8 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
     if settings.keys:
         flags |= _other_keys(settings)
     else:
-        texts["is_odd"] = rarely(_IS_ODD, "true")
-        flags["lacks_row"] = rarely(_LACKS_ROW, "true")
+        texts["lacks_row"] = rarely(_LACKS_ROW, "true")
+        flags["lacks_old_row"] = rarely(_LACKS_OLD_ROW if settings.before else "false", "true")
     unsent = {f"u{p}": text(name) for p, name in enumerate(settings.names) if p not in keys}
     listed = ", ".join(f"CASE WHEN {flag} THEN {name} END" for flag, name in unsent.items())
     values["unavailable"] = rarely(" OR ".join(unsent) or "false", f"array_compact(array({listed}))")
@@ -135,13 +136,12 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
 def _may_fail(settings: Settings) -> str:
     """Return SQL for whether a record may have a fault: true for all that have one, and for few others."""
     signs = ["is_no_text", "is_malformed", "is_unlearnt"]
-    signs += [_IS_ODD, _LACKS_ROW] if settings.keys else ["is_odd IS NOT NULL", "lacks_row IS NOT NULL"]
     if settings.is_untold:
         signs.append("true")
     if settings.keys:
-        signs += ["is_key_malformed", "key_text IS NULL", "old_key IS NOT NULL", "new_key IS NOT NULL"]
-    if settings.before:
-        signs.append("op NOT IN ('r', 'c') AND before IS NULL")
+        signs += ["is_key_malformed", "key_text IS NULL", "old_key IS NOT NULL", "new_key IS NOT NULL", _LACKS_ROW]
+    else:
+        signs += ["lacks_row IS NOT NULL", "lacks_old_row IS NOT NULL"]
     for position, field in enumerate(settings.fields.values()):
         signs += _signs_of_column(position, settings, is_text=is_text(field, settings.handling))
     return f"({' OR '.join(signs)})"

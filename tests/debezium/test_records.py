@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import ConfigError, debezium
+from stream_merge.debezium import rows
 from tests.debezium.records import PLACEHOLDER, SCHEMA, base64_of, decode, envelope, frame_of, record, with_schema
 
 COLUMNS = "id BIGINT, name STRING, price DECIMAL(5, 2)"
@@ -386,6 +387,59 @@ def test_a_batch_is_parsed_once_whatever_the_number_of_columns(spark):
     # The value as an envelope and, if it is none, as a flattened event; the key, the keys in the two headers, and the
     # decimal, which may be a struct with a scale of its own.
     assert plan.count("from_json") == 6
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("keys", "before", "given"),
+    [
+        (
+            ["id"],
+            False,
+            [
+                (KEY, json.dumps(envelope("c", ROW)).encode().replace(b'"a"', b'"\xff"')),
+                (KEY, json.dumps(envelope("c", ROW)).encode() + b" and more"),
+                (KEY, {"ts_ms": 5}),
+                (KEY, envelope("x", ROW)),
+                (b"no key", envelope("c", ROW)),
+                (None, envelope("u", ROW)),
+                (KEY, envelope("u")),
+                ({"other": 1}, envelope("d")),
+                ({"id": "a"}, envelope("d")),
+                (KEY, envelope("c", {**ROW, "price": "not base64!"})),
+                (KEY, envelope("r", {**ROW, "price": "not base64!"})),
+            ],
+        ),
+        (
+            ["id"],
+            True,
+            [(KEY, envelope("u", ROW, {**ROW, "price": "not base64!"})), (KEY, envelope("u", ROW, {**ROW, "id": "a"}))],
+        ),
+        (
+            [],
+            True,
+            [
+                (None, envelope("u", ROW)),
+                (None, envelope("d")),
+                (None, envelope("c", {**ROW, "name": PLACEHOLDER})),
+                (None, envelope("d", None, {**ROW, "name": PLACEHOLDER})),
+                (None, envelope("c", {**ROW, "id": "a"})),
+                (None, envelope("d", None, {**ROW, "id": "a"})),
+                (None, {"ts_ms": 5}),
+                (None, envelope("x", ROW)),
+            ],
+        ),
+    ],
+)
+def test_every_fault_is_noticed_without_looking_for_it_in_each_record(spark, monkeypatch, keys, before, given):
+    records = [record(*one) for one in given]
+    options = {"columns": COLUMNS, "keys": keys, "before": before}
+    found = decode(spark, *records, **options)
+    monkeypatch.setattr(rows, "_may_fail", lambda _: "true")
+    looked_for = decode(spark, *records, **options)
+    errors = [row["_change"]["error"] for row in looked_for]
+    assert all(errors), errors
+    assert [row["_change"]["error"] for row in found] == errors
 
 
 @pytest.mark.parametrize("keys", [["id"], []])

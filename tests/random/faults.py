@@ -25,8 +25,11 @@ CALLS = (
 )
 """Which call of the file system fails: the n-th of all or of those of a name."""
 
-OF_STATE = ("columns_added", "feature_added", "remembering", "remembered", "handing_on", "handed_on")
-STEPS = (*steps.STEPS, *OF_STATE, *steps.MAINTENANCE_STEPS)
+STEPS = (
+    *steps.STEPS,
+    *("columns_added", "feature_added", "remembering", "remembered", "handing_on", "handed_on"),
+    *steps.MAINTENANCE_STEPS,
+)
 
 
 class KilledError(BaseException):
