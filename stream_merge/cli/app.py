@@ -38,6 +38,9 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+quarantine: typer.Typer = typer.Typer(help="Rows that were set aside.", no_args_is_help=True)
+app.add_typer(quarantine, name="quarantine")
+
 PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file.", show_default=False)]
 LogLevelOption = Annotated[
     LogLevel, typer.Option("--log-level", help="Lowest level to log; debug adds Spark's own lines and stack traces.")
@@ -199,6 +202,37 @@ def explain(
         spark = command.start_session(loaded.pipeline)
         for text in explain_tables(spark, loaded.pipeline, table, rows):
             typer.echo(loaded.secrets.mask(text))
+
+
+@quarantine.command()
+def replay(
+    file: PipelineFile,
+    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One target; default: all.")] = None,
+    *,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="TEXT", help="Only rows whose reason contains this text.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what could be read again.")] = False,
+    stopped: Annotated[
+        bool, typer.Option("--stopped", help="The pipeline is stopped; needed for tables with single_writer.")
+    ] = False,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Read the records of quarantined rows again, merge them, and remove their rows from the quarantine.
+
+    Correct the cause first: records that still cannot be merged are set aside again. The pipeline may be running.
+    """
+    with _Command(log_level) as command:
+        loaded = command.load(file)
+        from stream_merge.cli.query.sources import check_brokers
+        from stream_merge.cli.run.replay import Request
+        from stream_merge.cli.run.replay import replay as replay_rows
+
+        check_brokers(loaded.pipeline.source)
+        spark = command.start_session(loaded.pipeline)
+        request = Request(table=table, reason=reason, is_dry=dry_run, is_stopped=stopped)
+        for replayed in replay_rows(spark, loaded.pipeline, request):
+            typer.echo(loaded.secrets.mask(str(replayed)))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructField, StructType
 
 from stream_merge.bridge.creation import create_table
 from stream_merge.bridge.jvm import conflict_name
@@ -217,7 +217,16 @@ class Quarantine:
         if table is not None:
             check_log_store(self.table, table.scheme, table.log_store, single_writer=self.config.single_writer)
         if not table_exists(spark, self.table):
-            create_table(spark, self.table, described, partition_by=(), cluster_by=(), properties={})
+            # Rows of another sink may lack what all of these have, such as a batch id.
+            columns = StructType([StructField(f.name, f.dataType) for f in described.schema.fields])
+            create_table(
+                spark,
+                self.table,
+                spark.createDataFrame([], columns),
+                partition_by=(),
+                cluster_by=(),
+                properties={},
+            )
         is_recorded = self._is_recorded(spark)
         if is_recorded:
             # The batch was begun before. Mostly the table has all of its rows, but with other options or another schema
@@ -228,10 +237,14 @@ class Quarantine:
         writer = described.write.format("delta").mode("append")
         if self.identity is not None and not is_recorded:
             writer = writer.option("txnAppId", self._app_id).option("txnVersion", self.identity.batch_id)
-        present = {name.lower() for name in spark.read.table(sql_name(spark, self.table)).columns}
-        if not present.issuperset(described.columns):
+        present = {f.name.lower(): f for f in spark.read.table(sql_name(spark, self.table)).schema.fields}
+        if not present.keys() >= {*described.columns}:
             # A table of an older version, or one that the user made.
             writer = writer.option("mergeSchema", "true")
+        for field in described.schema.fields:
+            if field.nullable and field.name in present and not present[field.name].nullable:
+                # As older versions made them.
+                spark.sql(f"ALTER TABLE {sql_name(spark, self.table)} ALTER COLUMN {quote(field.name)} DROP NOT NULL")
         path = location(spark, self.table)
         if path is None:
             writer.saveAsTable(self.table)

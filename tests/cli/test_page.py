@@ -149,7 +149,7 @@ def test_the_quarantine_is_told_by_reason_with_samples_and_a_way_out(shop):
         '{"op":"u","after":{"order_id":"7f1c","quantity":"many"}}'
     )
     assert "The newest of 18 rows:" in quarantine.text
-    assert "correct the cause, then run a backfill" in quarantine.text
+    assert "correct the cause, then run stream-merge quarantine replay with the pipeline's file" in quarantine.text
     assert starts == ["shop.public.orders, partition 0, offset 71220", "shop.public.orders, partition 2, offset 40021"]
     assert shop.section("./lake/customers").all("div", "quarantine") == []
 

@@ -182,3 +182,30 @@ def test_a_topic_that_no_table_takes(spark: SparkSession, kafka: Kafka, prefix: 
     assert warnings == [f"WARNING router: batch 0: no sink for '{visits}' (2 row(s)); their rows were dropped"]
     assert rows(spark, tmp_path / "lake/orders") == [(1, 10), (2, 20)]
     assert [path.name for path in (tmp_path / "lake").iterdir()] == ["orders"]
+
+
+@pytest.mark.long
+def test_quarantined_records_are_read_again(
+    spark: SparkSession, kafka: Kafka, prefix: str, write_pipeline, start, tmp_path
+):
+    """By topic, partition and offset; those that Kafka has dropped stay in the quarantine."""
+    topic = f"{prefix}.orders"
+    kafka.create_topic(topic)
+    options = 'sequence_by = "qty"\nquarantine = "./lake/rejected"\n'
+    write_pipeline(f"topic_pattern = '{prefix}[.].*'", table=f'{options}expect = {{ few = "qty < 10" }}')
+    send(kafka, topic, (1, 5), (1, 11), (2, 3), (2, 12), (3, 13))
+    running = start("run", "pipeline.toml", "--once")
+    assert running.wait(timeout=SECONDS) == 0, printed(running)
+    assert rows(spark, tmp_path / "lake/orders") == [(1, 5), (2, 3)]
+
+    write_pipeline(f"topic_pattern = '{prefix}[.].*'", table=options)
+    kafka.delete_records(topic, {0: 2})
+    replayed = start("quarantine", "replay", "pipeline.toml")
+    assert replayed.wait(timeout=SECONDS) == 0, printed(replayed)
+    assert printed(replayed).splitlines()[-1] == (
+        "./lake/orders: 3 rows in ./lake/rejected; 2 records were read again: 1 inserted, 1 updated, 0 deleted, "
+        "0 set aside again; the source has 1 records no more, and their rows stay."
+    )
+    assert rows(spark, tmp_path / "lake/orders") == [(1, 5), (2, 12), (3, 13)]
+    rejected = spark.read.format("delta").load(str(tmp_path / "lake/rejected"))
+    assert [row["offset"] for row in rejected.collect()] == [1]

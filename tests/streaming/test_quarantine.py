@@ -150,7 +150,7 @@ def test_a_commit_to_the_quarantine_that_fails_stops_the_batch(
 
 
 def test_a_quarantine_table_of_an_older_version(spark, create_table: CreateTable, create_source, rejected):
-    older = "reason STRING, batch_id BIGINT, quarantined_at TIMESTAMP, row STRING, mine INT"
+    older = "reason STRING, batch_id BIGINT NOT NULL, quarantined_at TIMESTAMP, row STRING, mine INT"
     spark.sql(f"CREATE TABLE delta.`{rejected}` ({older}) USING delta")
     spark.sql(f"INSERT INTO delta.`{rejected}` VALUES ('NULL in a key (id)', 7, TIMESTAMP'2026-01-01', '{{}}', 5)")
     target = create_table(SCHEMA)
@@ -163,7 +163,7 @@ def test_a_quarantine_table_of_an_older_version(spark, create_table: CreateTable
         ("expectation not negative failed", None, None, target),
         ("expectation not negative failed", None, None, target),
     ]
-    assert [len(actions_of(rejected, version, "metaData")) for version in (2, 3)] == [1, 0]
+    assert [len(actions_of(rejected, version, "metaData")) for version in (2, 3, 4)] == [1, 1, 0]
 
 
 @pytest.mark.core

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline, Source
 from stream_merge.cli.query.failures import describe
 from stream_merge.cli.query.sources import read_some
-from stream_merge.cli.query.tables import Decoders, FoundTable, find_table, is_single, make_sink, route_column
+from stream_merge.cli.query.tables import Decoders, find_table, is_single, route_column, sink_of
 from stream_merge.errors import TargetNotFoundError
 from stream_merge.sink import MergeSink
 
@@ -87,16 +86,12 @@ def _explained(rows: DataFrame, pipeline: Pipeline, table: str | None, names: li
             continue
         own = rows if is_single(pipeline) else rows.where(route_column(pipeline, rows) == name)
         try:
-            yield _explain_table(_filled(make_sink(pipeline, found.number, None), found), decoders, name, own)
+            yield _explain_table(sink_of(pipeline, found), decoders, name, own)
         except Exception as error:
             raise PipelineError(f"{found.target}: {describe(error).sentence}", ExitCode.FAILED) from error
     for number, settings in enumerate(pipeline.tables):
         if number not in seen and (table is None or table in (settings.target, settings.source)):
             yield f"{settings.target}: no row of the sample is from {settings.source}; --rows reads more."
-
-
-def _filled(sink: MergeSink, found: FoundTable) -> MergeSink:
-    return MergeSink(replace(sink.config, target=found.target, quarantine=found.quarantine))
 
 
 def _explain_table(sink: MergeSink, decoders: Decoders, name: str, rows: DataFrame) -> str:

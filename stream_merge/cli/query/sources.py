@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from stream_merge.cli.errors import ExitCode, PipelineError
@@ -16,7 +19,18 @@ CORRUPT_RECORD = "_corrupt_record"
 """The column in which Spark's JSON and CSV readers keep a record that does not fit the schema."""
 
 _CHECK_SECONDS = 5
+_TOPICS = ("subscribe", "subscribePattern")
 _FIXED = {"failondataloss": "true", "includeheaders": "true"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """The records of a partition from offset `first` to offset `last`, which is included."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
 
 
 def read_stream(spark: SparkSession, source: Source) -> DataFrame:
@@ -69,9 +83,55 @@ def read_some(spark: SparkSession, source: Source, limit: int) -> DataFrame:
         options = {**patience, **source.options, **kafka_options(source)}
         return spark.read.format("kafka").options(**options).load().limit(limit)
     if isinstance(source, FilesSource):
-        reader = spark.read.format(source.file_format).options(**source.options)
-        return reader.schema(file_schema(source)).load(source.path).limit(limit)
+        return read_files(spark, source).limit(limit)
     return _some_of_delta(spark, source, limit)
+
+
+def read_files(spark: SparkSession, source: FilesSource) -> DataFrame:
+    """Return all rows of the files that are in the folder now."""
+    reader = spark.read.format(source.file_format).options(**source.options)
+    return reader.schema(file_schema(source)).load(source.path)
+
+
+def read_offsets(spark: SparkSession, source: KafkaSource, ranges: Iterable[OffsetRange]) -> DataFrame:
+    """Return the records of some ranges of offsets, as far as Kafka still has them.
+
+    Args:
+        spark: The session.
+        source: The source; its own topics and starting offsets do not count.
+        ranges: At least one. Those of one partition do not overlap.
+
+    Raises:
+        PipelineError: An option contradicts the pipeline's guarantees.
+    """
+    own = kafka_options(source)
+    options = {name: value for name, value in {**source.options, **own}.items() if name not in _TOPICS}
+    # One read takes one range of each partition.
+    reads: list[dict[tuple[str, int], OffsetRange]] = []
+    for each in ranges:
+        part = (each.topic, each.partition)
+        free = next((read for read in reads if part not in read), None)
+        if free is None:
+            reads.append(free := {})
+        free[part] = each
+    frames = []
+    for read in reads:
+        assigned: dict[str, list[int]] = {}
+        starts: dict[str, dict[str, int]] = {}
+        ends: dict[str, dict[str, int]] = {}
+        for (topic, partition), each in read.items():
+            assigned.setdefault(topic, []).append(partition)
+            starts.setdefault(topic, {})[str(partition)] = each.first
+            ends.setdefault(topic, {})[str(partition)] = each.last + 1
+        limits = {
+            "assign": json.dumps(assigned),
+            "startingOffsets": json.dumps(starts),
+            "endingOffsets": json.dumps(ends),
+            # What is gone is told afterwards; it must not keep the others from being read.
+            "failOnDataLoss": "false",
+        }
+        frames.append(spark.read.format("kafka").options(**{**options, **limits}).load())
+    return reduce(lambda one, other: one.union(other), frames)
 
 
 def _some_of_delta(spark: SparkSession, source: DeltaSource, limit: int) -> DataFrame:

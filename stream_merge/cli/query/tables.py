@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -256,6 +256,16 @@ def make_sink(pipeline: Pipeline, number: int, on_result: OnResult | None) -> Me
         return merge_sink(settings.target, **sink_options(pipeline, number), on_result=on_result)
     except (ConfigError, ValueError) as error:
         raise PipelineError(f"tables[{number}] ({settings.target}): {error}.", ExitCode.USAGE) from None
+
+
+def sink_of(pipeline: Pipeline, found: FoundTable) -> MergeSink:
+    """Return the sink of one table, with placeholders filled.
+
+    Raises:
+        PipelineError: Its options contradict each other.
+    """
+    sink = make_sink(pipeline, found.number, None)
+    return MergeSink(replace(sink.config, target=found.target, quarantine=found.quarantine))
 
 
 def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:

@@ -319,7 +319,7 @@ def _reasons(found: QuarantinedRows, text: Text) -> list[str]:
         _table("Reason", ("Rows", "Last (UTC)"), rows, text, style="reasons"),
         f"<p>The newest of {found.num_rows:,} rows:</p>",
         f"<ul>{''.join(samples)}</ul>",
-        "<p>To bring them into the table, correct the cause, then run a backfill: a second pipeline file with another "
-        "name and its own checkpoint, and <code>stream-merge run --once</code>.</p>",
-        *(["<p>The first records to read again:</p>", f"<ul>{''.join(starts)}</ul>"] if starts else []),
+        "<p>To bring them into the table, correct the cause, then run <code>stream-merge quarantine replay</code> with "
+        "the pipeline's file.</p>",
+        *(["<p>The first of their records:</p>", f"<ul>{''.join(starts)}</ul>"] if starts else []),
     ]
