@@ -8,6 +8,7 @@ import pytest
 
 from stream_merge.cli.errors import ExitCode, PipelineError, StopNow
 from stream_merge.cli.file.pipeline import KafkaSource
+from stream_merge.cli.query.sources import kafka_stream_options
 from stream_merge.cli.query.topics import FILE, ReadTopics, client_options, watched_topics
 
 
@@ -96,3 +97,14 @@ def test_the_client_has_the_options_of_the_source():
         "security.protocol": "SSL",
         "ssl.truststore.password": "x",
     }
+
+
+def test_a_task_reads_so_many_records_unless_the_file_says_otherwise(make_pipeline):
+    def division(**options):
+        source = {"format": "kafka", "bootstrap_servers": "b:9092", "topics": ["orders"], "options": options}
+        found = kafka_stream_options(make_pipeline(source).source)
+        return {name: value for name, value in found.items() if "Partition" in name or "partition" in name}
+
+    assert division() == {"maxRecordsPerPartition": "10000"}
+    assert division(minpartitions="8") == {"minpartitions": "8"}
+    assert division(maxRecordsPerPartition="7") == {"maxRecordsPerPartition": "7"}

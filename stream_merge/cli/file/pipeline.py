@@ -58,7 +58,9 @@ class KafkaSource(Section):
     max_offsets_per_trigger: int | None = Field(default=None, ge=1)
     """Largest number of records in one micro-batch; without it, the first micro-batch is the whole topic."""
     options: dict[str, str] = {}
-    """Further options of Spark's Kafka source, for example `"kafka.security.protocol" = "SASL_SSL"`."""
+    """Further options of Spark's Kafka source, for example `"kafka.security.protocol" = "SASL_SSL"`. Unless
+    `maxRecordsPerPartition` or `minPartitions` is among them, a task reads at most 10,000 records, so that all cores
+    share a topic of one partition."""
 
     @model_validator(mode="after")
     def _has_topics(self) -> KafkaSource:

@@ -19,6 +19,9 @@ CORRUPT_RECORD = "_corrupt_record"
 """The column in which Spark's JSON and CSV readers keep a record that does not fit the schema."""
 
 _CHECK_SECONDS = 5
+_DIVISIONS = {"minpartitions", "maxrecordsperpartition"}
+_RECORDS_A_TASK = 10_000
+"""Some tenths of a second of decoding; a task costs about a hundredth."""
 _TOPICS = ("subscribe", "subscribePattern")
 _FIXED = {"failondataloss": "true", "includeheaders": "true"}
 
@@ -42,10 +45,7 @@ def read_stream(spark: SparkSession, source: Source) -> DataFrame:
         PipelineError: An option contradicts the pipeline's guarantees.
     """
     if isinstance(source, KafkaSource):
-        options = {**source.options, **kafka_options(source), "startingOffsets": source.starting_offsets}
-        if source.max_offsets_per_trigger is not None:
-            options["maxOffsetsPerTrigger"] = str(source.max_offsets_per_trigger)
-        return spark.readStream.format("kafka").options(**options).load()
+        return spark.readStream.format("kafka").options(**kafka_stream_options(source)).load()
     if isinstance(source, FilesSource):
         options = dict(source.options)
         if source.max_files_per_trigger is not None:
@@ -171,6 +171,24 @@ def kafka_options(source: KafkaSource) -> dict[str, str]:
         "includeHeaders": "true",
         "failOnDataLoss": "true",
     }
+
+
+def kafka_stream_options(source: KafkaSource) -> dict[str, str]:
+    """Return the options of Spark's Kafka source for the stream.
+
+    Spark reads each partition of Kafka in one task. Debezium's topics mostly have one partition, so one core would
+    decode the whole table, while the others wait; so what one task reads is limited, unless the user's options say how
+    to divide it.
+
+    Raises:
+        PipelineError: An option contradicts the pipeline's guarantees.
+    """
+    options = {**source.options, **kafka_options(source), "startingOffsets": source.starting_offsets}
+    if source.max_offsets_per_trigger is not None:
+        options["maxOffsetsPerTrigger"] = str(source.max_offsets_per_trigger)
+    if not {name.lower() for name in options} & _DIVISIONS:
+        options["maxRecordsPerPartition"] = str(_RECORDS_A_TASK)
+    return options
 
 
 def delta_options(source: DeltaSource) -> dict[str, str]:
