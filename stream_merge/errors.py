@@ -25,7 +25,9 @@ __all__ = [
     "ConnectNotSupportedError",
     "ConstraintViolationError",
     "MergeExecutionError",
+    "MergedTwiceError",
     "NullKeyError",
+    "ParkingError",
     "QuarantineLimitError",
     "RouterError",
     "SchemaMismatchError",
@@ -67,6 +69,10 @@ class ConfigError(StreamMergeError, ValueError):
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults: tuple[str, ...] = tuple(faults)
         super().__init__("; ".join(self.faults))
+
+
+class MergedTwiceError(ConfigError):
+    """Two calls in one micro-batch merge into one table under one application id; the second would be skipped."""
 
 
 class ConfigurationChangedError(StreamMergeError):
@@ -232,6 +238,10 @@ class UnknownSourceError(StreamMergeError):
             f"{batch}: no sink for {describe_sources(sources)}. Nothing was merged. "
             'Add a sink, or choose unknown="ignore".'
         )
+
+
+class ParkingError(StreamMergeError):
+    """The parking table cannot take the records of a table that failed, or cannot give them back."""
 
 
 class RouterError(StreamMergeError):

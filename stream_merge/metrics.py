@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Any
 
 PHASES = ("open", "source", "locate", "stage", "commit", "maintenance")
@@ -146,6 +147,27 @@ class MergeResult:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, for logs and listeners."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedTable:
+    """A table at rest: a router parks its records until it can be merged again.
+
+    Attributes:
+        target: The target as configured.
+        sources: The sources of the parked records.
+        since: When the first of them was parked, in UTC.
+        num_batches: The micro-batches they come from.
+        num_rows: Their number.
+        error: Why the table cannot be merged.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    since: datetime
+    num_batches: int
+    num_rows: int
+    error: str
 
 
 def delta_name(field_name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stream_merge.clauses import Expression
-from stream_merge.metrics import MergeResult
+from stream_merge.metrics import MergeResult, ParkedTable
 from stream_merge.routing.config import Prepare, RouterConfig
 from stream_merge.routing.routes import Sinks, copied
 
@@ -23,6 +23,7 @@ def merge_router(
     prepare: Prepare | None = None,
     max_parallel: int = 4,
     unknown: str = "error",
+    parking: str | None = None,
 ) -> MergeRouter:
     r"""Make a sink that merges the rows of each source of a stream into a table of its own, each exactly once.
 
@@ -44,6 +45,11 @@ def merge_router(
             `on_result`) of different tables may run at the same time.
         unknown: What to do with rows whose source is NULL or has no sink: "error" refuses the micro-batch before
             anything is merged; "ignore" drops them and logs their number as a warning.
+        parking: Path or name of a Delta table in which the records of a table that fails are parked; it is created when
+            the first table fails. The table then is at rest, and the micro-batch counts as done: the other tables go
+            on. Further records of the table are parked as well, in order. It is tried again after a minute, then after
+            2, 4 and so on up to 30, and always at the start of a run; once it can be merged, it catches up, exactly
+            once. Without this option, a table that fails ends the query.
 
     Returns:
         A router to pass to `foreachBatch`. It is immutable and holds no SparkSession; it can be pickled if `sinks` and
@@ -59,6 +65,7 @@ def merge_router(
             prepare=prepare,
             max_parallel=max_parallel,
             unknown=unknown,
+            parking=parking,
         )
     )
 
@@ -82,6 +89,15 @@ class MergeRouter:
     def config(self) -> RouterConfig:
         """The options of this router."""
         return self._config
+
+    @property
+    def parked(self) -> tuple[ParkedTable, ...]:
+        """The tables at rest, as this process knows them: none before the first micro-batch of a run."""
+        if self._cache is None:
+            return ()
+        with self._cache.lock:
+            runs = list(self._cache.at_rest.values())
+        return tuple(sorted((table.shown() for run in runs for table in run.own), key=lambda table: table.target))
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Merge one micro-batch; `foreachBatch` calls this.

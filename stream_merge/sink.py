@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stream_merge.batch.caches import SinkCaches
     from stream_merge.batch.learning import LearntSink
     from stream_merge.bridge.sessions import RunningQuery
+    from stream_merge.table.exactly_once import BatchIdentity
 
 
 def merge_sink(
@@ -299,15 +300,27 @@ class MergeSink:
         """
         self.merge_micro_batch(batch_df, batch_id)
 
-    def merge_micro_batch(self, batch_df: DataFrame, batch_id: int, query: RunningQuery | None = None) -> MergeResult:
+    def merge_micro_batch(
+        self,
+        batch_df: DataFrame,
+        batch_id: int,
+        query: RunningQuery | None = None,
+        identity: BatchIdentity | None = None,
+    ) -> MergeResult:
         """Merge one micro-batch of a query that the caller knows; a router calls this in its threads.
+
+        Args:
+            batch_df: The rows.
+            batch_id: The micro-batch's number.
+            query: The running query.
+            identity: Under which ids the table records the batch, if they do not follow from sink and query.
 
         Raises:
             StreamMergeError: The table has nothing of the batch.
         """
         from stream_merge.batch.context import run_micro_batch
 
-        return run_micro_batch(*self._completed(batch_df), batch_df, batch_id, query)
+        return run_micro_batch(*self._completed(batch_df), batch_df, batch_id, query, identity)
 
     def merge(self, batch_df: DataFrame) -> MergeResult:
         """Run the merge once, outside a stream.

@@ -45,6 +45,10 @@ MAINTENANCE_STEPS = ("compacting", "compacted", "compaction_committed", "vacuumi
 """After `after_commit`, of some batches: `compacting` and `compacted` surround the rewriting of files, and
 `compaction_committed` follows its commit."""
 
+PARKING_STEPS = ("parking", "parked", "unparking", "unparked")
+"""Of a router, for a table that is at rest: `parking` and `parked` surround the commit of its records to the parking
+table, `unparking` and `unparked` their deletion once they are merged."""
+
 observer: Callable[[str], None] | None = None
 
 

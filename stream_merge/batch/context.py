@@ -52,6 +52,7 @@ def run_micro_batch(
     batch: DataFrame,
     batch_id: int | None,
     query: sessions.RunningQuery | None = None,
+    identity: BatchIdentity | None = None,
 ) -> MergeResult:
     """Merge a frame: a micro-batch of the running query, or outside a stream when there is no batch id.
 
@@ -61,6 +62,7 @@ def run_micro_batch(
         batch: The frame.
         batch_id: The micro-batch's number.
         query: The running query, where the caller knows it; it is looked for otherwise.
+        identity: Under which ids the batch is recorded; by default those of the sink and the query.
 
     Raises:
         StreamMergeError: Nothing of the batch is in the table.
@@ -68,7 +70,8 @@ def run_micro_batch(
     session = sessions.classic_session(batch)
     if query is None and batch_id is not None:
         query = sessions.running_query(session)
-    identity = None if batch_id is None else batch_identity(config, query, batch_id)
+    if identity is None and batch_id is not None:
+        identity = batch_identity(config, query, batch_id)
     with state.lock, without_call_sites(), sessions.active(spark := state.execution_session(session)):
 
         def merge() -> MergeResult:

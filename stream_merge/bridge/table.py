@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
@@ -129,6 +129,13 @@ class Table:
         """Return DESCRIBE HISTORY."""
         frame: DataFrame = self._delta_table().history()
         return frame
+
+    def delete_rows(self, condition: Column) -> None:
+        """Delete the rows for which a condition holds, in a separate commit."""
+        try:
+            self._delta_table().delete(condition)
+        except JVM_ERRORS as error:
+            raise translate(error) from error
 
     def enable_feature(self, feature: str) -> None:
         """Add a table feature to the protocol in a separate commit, unless the table has it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stream_merge.clauses import Expression
 from stream_merge.errors import ConfigError
-from stream_merge.routing.routes import SinkOf, SinksByKey, find_route_faults
+from stream_merge.routing.routes import SinkOf, SinksByKey, find_parking_faults, find_route_faults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,6 +28,7 @@ class RouterConfig:
     prepare: Prepare | None = None
     max_parallel: int = 4
     unknown: str = "error"
+    parking: str | None = None
 
     def check(self) -> None:
         """Raise `ConfigError` with all faults that show without a batch."""
@@ -40,5 +41,7 @@ class RouterConfig:
             faults.append(f"max_parallel={self.max_parallel} is less than 1")
         if self.unknown not in UNKNOWN_POLICIES:
             faults.append(f"unknown={self.unknown!r} is not one of {', '.join(UNKNOWN_POLICIES)}")
+        if self.parking is not None:
+            faults += find_parking_faults(self.parking, self.sinks)
         if faults:
             raise ConfigError(faults)

@@ -21,17 +21,18 @@ from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.self_read import find_self_read
 from stream_merge.bridge.table import open_table, table_root
 from stream_merge.bridge.threads import Outcomes, run_side_by_side
-from stream_merge.column_names import RESERVED_PREFIX
+from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, RouterError, TargetNotFoundError, UnknownSourceError, describe_sources
 from stream_merge.metrics import MergeResult
 from stream_merge.routing.config import RouterConfig
-from stream_merge.routing.routes import MAX_SOURCES, MadeSinks, exact_sinks, find_sinks
+from stream_merge.routing.parking import Parking, may_park
+from stream_merge.routing.parking_table import SOURCE_NAME, ParkingTable
+from stream_merge.routing.routes import MAX_SOURCES, MadeSinks, Route, exact_sinks, find_sinks, routes_to
+from stream_merge.routing.tables_at_rest import TablesAtRest
 from stream_merge.sink import MergeSink
 from stream_merge.sql import quote
 
 logger: logging.Logger = logging.getLogger("stream_merge")
-
-SOURCE_NAME = f"{RESERVED_PREFIX}source_name"
 
 
 @dataclass(slots=True)
@@ -43,31 +44,14 @@ class RouterState:
         made: Sinks made from patterns or by a function.
         sessions: The sessions that execute the merges.
         checked_runs: By query id, the run in which the tables without rows were checked.
+        at_rest: By query id, the tables at rest.
     """
 
     lock: Any = field(default_factory=RLock)
     made: MadeSinks = field(default_factory=MadeSinks)
     sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
     checked_runs: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A table of the micro-batch: its sink, the sources of its rows, and their number of rows."""
-
-    sink: MergeSink
-    names: tuple[str, ...]
-    num_rows: int
-
-    @property
-    def name(self) -> str:
-        """The names of the sources."""
-        return ", ".join(self.names)
-
-    @property
-    def described(self) -> str:
-        """Sources and table, for messages."""
-        return f"{self.name} (table {self.sink.config.target})"
+    at_rest: dict[str, TablesAtRest] = field(default_factory=dict)
 
 
 def run_routed_batch(
@@ -85,7 +69,7 @@ def run_routed_batch(
         spark = state.sessions.session_for(session)
     with sessions.active(spark):
         received = sessions.moved(batch, spark)
-        finished: dict[int, MergeResult] = {}
+        finished: dict[int, MergeResult | None] = {}
 
         def merge() -> dict[str, MergeResult]:
             try:
@@ -129,7 +113,7 @@ class RoutedBatch:
         rows: The evaluated batch, with the name of each row's source.
         query: The running query, or None.
         batch_id: The micro-batch's number; None outside a stream.
-        finished: Results of the tables that have the batch already, by the id of the sink object. When rows of the
+        finished: Results of the tables for which nothing is left to do, by the id of the sink object. When rows of the
             batch are lost, the merge begins again for the other tables.
     """
 
@@ -139,7 +123,7 @@ class RoutedBatch:
     rows: DataFrame
     query: sessions.RunningQuery | None
     batch_id: int | None
-    finished: dict[int, MergeResult]
+    finished: dict[int, MergeResult | None]
 
     @property
     def spark(self) -> SparkSession:
@@ -163,15 +147,48 @@ class RoutedBatch:
         with self.state.lock:
             found = find_sinks(self.config.sinks, [name for name in num_rows if name is not None], self.state.made)
         self._check_unknown({name: count for name, count in num_rows.items() if name is None or found[name] is None})
-        routes = _routes({name: sink for name, sink in found.items() if sink is not None}, num_rows)
+        routes = routes_to({name: sink for name, sink in found.items() if sink is not None}, num_rows)
+        parking = self._parking(found)
+        if parking is not None:
+            routes += parking.due(routes)
         idle = self._idle_sinks(routes)
         self._check_targets([*routes, *idle])
         if idle and self.batch_id is not None:
             self._check_not_behind(idle, self.batch_id)
         self.state.checked_runs |= self._run()
-        outcomes = self._side_by_side({route: self._merging(route) for route in routes})
+        outcomes = self._side_by_side({route: self._merging(route, parking) for route in routes})
+        if parking is not None:
+            parking.warn()
         self._raise_failures(routes, outcomes)
         return self._by_source(routes, outcomes.results)
+
+    def _parking(self, found: Mapping[str, MergeSink | None]) -> Parking | None:
+        """Return what merges or parks the tables of a micro-batch; None if failures are not parked.
+
+        The parking table is read in the first micro-batch of a run.
+        """
+        if self.config.parking is None or self.batch_id is None:
+            return None
+        ((query_id, run_id),) = self._run().items()
+        with self.state.lock:
+            at_rest = self.state.at_rest.get(query_id)
+            if at_rest is None or at_rest.run_id != run_id:
+                table = ParkingTable(self.spark, self.config.parking)
+                with sessions.job_description(self.spark, f"{self.name}: read {table.name}"):
+                    at_rest = self.state.at_rest[query_id] = TablesAtRest(table, run_id, table.read())
+            known = [sink.config.app_id for sink in (*found.values(), *exact_sinks(self.config.sinks).values()) if sink]
+            at_rest.app_ids |= {app_id for app_id in (query_id, *known) if app_id}
+            parked = {source for table in at_rest.own for source in table.sources} - found.keys()
+            found = {**found, **find_sinks(self.config.sinks, sorted(parked), self.state.made)}
+        return Parking(
+            name=self.name,
+            at_rest=at_rest,
+            sinks=found,
+            rows=self.rows,
+            query=self.query,
+            batch_id=self.batch_id,
+            prepared=self._prepared,
+        )
 
     def _count_by_source(self) -> dict[str | None, int]:
         counts = self.rows.groupBy(SOURCE_NAME).count().limit(MAX_SOURCES + 1).collect()
@@ -197,7 +214,7 @@ class RoutedBatch:
             return []
         used = {id(route.sink) for route in routes}
         exact = {name: sink for name, sink in exact_sinks(self.config.sinks).items() if id(sink) not in used}
-        return _routes(exact, dict.fromkeys(exact, 0))
+        return routes_to(exact, dict.fromkeys(exact, 0))
 
     def _check_targets(self, routes: Sequence[Route]) -> None:
         """Refuse what a router cannot merge correctly: one table with two sinks, and output mode Complete.
@@ -212,7 +229,7 @@ class RoutedBatch:
                 faults.append(
                     f"{route.name}: in output mode Complete a table without rows would keep its old ones; use update"
                 )
-            owner = owners.setdefault(table_root(self.spark, config.target), route)
+            owner = owners.setdefault(self._root(config.target), route)
             if owner is not route:
                 faults.append(
                     f"{owner.name} and {route.name} have different sinks for one table, {config.target}; "
@@ -222,6 +239,14 @@ class RoutedBatch:
                 faults.append(f"{route.name}: the frame reads {config.target}; merge it with that table's own sink")
         if faults:
             raise ConfigError(faults)
+
+    def _root(self, target: str) -> str:
+        try:
+            return table_root(self.spark, target)
+        except JVM_ERRORS:
+            if self.config.parking is None:
+                raise
+            return target  # Its log cannot be read, so that it will be at rest.
 
     def _reads(self, target: str) -> bool:
         """Whether the evaluated frame reads the target; its transaction would begin too late to see other writers."""
@@ -247,47 +272,44 @@ class RoutedBatch:
                     raise translate(error) from error
 
         outcomes = self._side_by_side({route: partial(check, route) for route in idle})
+        if self.config.parking is not None:
+            # What else is wrong with a table without rows is no matter before it has some.
+            broken = {name: error for name, error in outcomes.failures.items() if may_park(error, self.query)}
+            outcomes.failures = {n: error for n, error in outcomes.failures.items() if n not in broken}
+            for name, error in broken.items():
+                logger.warning("%s: the table of %s cannot be looked at: %s", self.name, name, error)
         self._raise_failures(idle, replace(outcomes, results={}))
 
-    def _merging(self, route: Route) -> Callable[[], MergeResult | None]:
+    def _merging(self, route: Route, parking: Parking | None) -> Callable[[], MergeResult | None]:
         def merge() -> MergeResult | None:
-            if id(route.sink) in self.finished:
-                return self.finished[id(route.sink)]
-            with sessions.active(self.spark):
-                try:
-                    rows = self._rows_of(route)
-                except JVM_ERRORS as error:
-                    raise translate(error) from error
-                if rows is None:
-                    return None
-                if self.batch_id is None:
-                    result = route.sink.merge(rows)
-                else:
-                    result = route.sink.merge_micro_batch(rows, self.batch_id, self.query)
-                self.finished[id(route.sink)] = result
-                return result
+            if id(route.sink) not in self.finished:
+                with sessions.active(self.spark):
+                    own = partial(self._merge, route)
+                    self.finished[id(route.sink)] = own() if parking is None else parking.merge_or_park(route, own)
+            return self.finished[id(route.sink)]
 
         return merge
 
-    def _rows_of(self, route: Route) -> DataFrame | None:
-        prepare = self.config.prepare
-        if prepare is None:
-            return self.rows.where(F.col(SOURCE_NAME).isin(*route.names)).drop(SOURCE_NAME)
-        prepared = [
-            prepare(name, self.rows.where(F.col(SOURCE_NAME) == name).drop(SOURCE_NAME)) for name in route.names
-        ]
-        frames = [frame for frame in prepared if frame is not None]
-        self._check_alike(route, frames)
-        return reduce(DataFrame.unionByName, frames) if frames else None
+    def _merge(self, route: Route) -> MergeResult | None:
+        rows = self._prepared(route.sink, route.names, self.rows)
+        if rows is None:
+            return None
+        if self.batch_id is None:
+            return route.sink.merge(rows)
+        return route.sink.merge_micro_batch(rows, self.batch_id, self.query)
 
-    def _check_alike(self, route: Route, frames: Sequence[DataFrame]) -> None:
-        """Refuse sources of one table that bring different options: merged together, they would have those of one."""
-        config = route.sink.config
-        if config.learn is None or len(frames) < 2:
-            return
-        brought = {repr(sorted(learnt_options(config, frame).items())) for frame in frames}
-        if len(brought) > 1:
-            raise ConfigError([f"{route.name}: their rows have different keys and go to one table; separate them"])
+    def _prepared(self, sink: MergeSink, names: Sequence[str], rows: DataFrame) -> DataFrame | None:
+        """Return the rows to merge of some sources, which are those of one sink; None if there are none."""
+        prepare = self.config.prepare
+        try:
+            if prepare is None:
+                return rows.where(F.col(SOURCE_NAME).isin(*names)).drop(SOURCE_NAME)
+            prepared = [prepare(name, rows.where(F.col(SOURCE_NAME) == name).drop(SOURCE_NAME)) for name in names]
+            frames = [frame for frame in prepared if frame is not None]
+            _check_alike(sink.config, names, frames)
+            return reduce(DataFrame.unionByName, frames) if frames else None
+        except JVM_ERRORS as error:
+            raise translate(error) from error
 
     def _side_by_side(self, tasks: Mapping[Route, Callable[[], Any]]) -> Outcomes[Any]:
         query = self.query
@@ -320,13 +342,10 @@ class RoutedBatch:
         return dict(sorted(found.items()))
 
 
-def _routes(sinks: Mapping[str, MergeSink], num_rows: Mapping[str | None, int]) -> list[Route]:
-    """Return the tables, those with the most rows first, since they take longest."""
-    names: dict[int, list[str]] = {}
-    for name, sink in sinks.items():
-        names.setdefault(id(sink), []).append(name)
-    routes = [
-        Route(sink=sinks[own[0]], names=tuple(own), num_rows=sum(num_rows[name] for name in own))
-        for own in names.values()
-    ]
-    return sorted(routes, key=lambda route: -route.num_rows)
+def _check_alike(config: SinkConfig, names: Sequence[str], frames: Sequence[DataFrame]) -> None:
+    """Refuse sources of one table that bring different options: merged together, they would have those of one."""
+    if config.learn is None or len(frames) < 2:
+        return
+    brought = {repr(sorted(learnt_options(config, frame).items())) for frame in frames}
+    if len(brought) > 1:
+        raise ConfigError([f"{', '.join(names)}: their rows have different keys and go to one table; separate them"])

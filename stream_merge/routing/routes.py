@@ -1,4 +1,4 @@
-"""Finds the sink of a source by its name, by a pattern, or by a function."""
+"""Finds the sink of a source by its name, by a pattern, or by a function, and the tables of a micro-batch."""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ class MadeSinks:
             self._sinks.popitem(last=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A table of the micro-batch: its sink, the sources of its rows, and their number of rows."""
+
+    sink: MergeSink
+    names: tuple[str, ...]
+    num_rows: int
+
+    @property
+    def name(self) -> str:
+        """The names of the sources."""
+        return ", ".join(self.names)
+
+    @property
+    def described(self) -> str:
+        """Sources and table, for messages."""
+        return f"{self.name} (table {self.sink.config.target})"
+
+
 def copied(sinks: Sinks) -> SinksByKey | SinkOf:
     """Return a copy of a mapping, so that nobody else can change it."""
     return dict(sinks) if isinstance(sinks, Mapping) else sinks
@@ -82,6 +101,17 @@ def find_route_faults(sinks: object) -> list[str]:
     return faults
 
 
+def find_parking_faults(parking: str, sinks: object) -> list[str]:
+    """Return why a table cannot take what is parked, as far as that shows without a source's name."""
+    if not parking.strip():
+        return ["parking is empty"]
+    known = [sink for sink in sinks.values() if isinstance(sink, MergeSink)] if isinstance(sinks, Mapping) else []
+    for option in _FILLED:
+        if any(parking.strip() == (getattr(sink.config, option) or "").strip() for sink in known):
+            return [f"parking={parking!r} is the {option} of a sink, too; it needs a table of its own"]
+    return []
+
+
 def find_sinks(sinks: SinksByKey | SinkOf, names: Sequence[str], made: MadeSinks) -> dict[str, MergeSink | None]:
     """Return the sink of each source; None for a source without one.
 
@@ -104,6 +134,18 @@ def exact_sinks(sinks: SinksByKey | SinkOf) -> dict[str, MergeSink]:
     if not isinstance(sinks, Mapping):
         return {}
     return {key: sink for key, sink in sinks.items() if isinstance(key, str)}
+
+
+def routes_to(sinks: Mapping[str, MergeSink], num_rows: Mapping[str | None, int]) -> list[Route]:
+    """Return the tables, those with the most rows first, since they take longest."""
+    names: dict[int, list[str]] = {}
+    for name, sink in sinks.items():
+        names.setdefault(id(sink), []).append(name)
+    routes = [
+        Route(sink=sinks[own[0]], names=tuple(own), num_rows=sum(num_rows[name] for name in own))
+        for own in names.values()
+    ]
+    return sorted(routes, key=lambda route: -route.num_rows)
 
 
 def _by_function(function: SinkOf, name: str, made: MadeSinks, faults: list[str]) -> MergeSink | None:

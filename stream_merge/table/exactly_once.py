@@ -20,7 +20,8 @@ from stream_merge.errors import (
     CommitConflictError,
     CommitLostError,
     CommitStateUnknownError,
-    ConfigError,
+    MergedTwiceError,
+    ParkingError,
     UnsupportedTableError,
 )
 from stream_merge.metrics import PhaseTimer
@@ -42,11 +43,15 @@ class BatchIdentity:
         planned_ms: When the query planned the batch, in milliseconds since the epoch; None if unknown. The checkpoint
             keeps it, so it tells a replay from another batch with the same number, which comes from a new checkpoint
             under a fixed `app_id` or from an older copy of the checkpoint.
+        is_parked: Whether the batch was parked when it arrived, and is merged later than that. The commit then says so:
+            a number beyond that of the batch would not prove that the table has it, since the query may have gone on
+            without its parked batches.
     """
 
     app_id: str
     batch_id: int
     planned_ms: int | None = None
+    is_parked: bool = False
 
     @property
     def _planned_app_id(self) -> str:
@@ -55,7 +60,8 @@ class BatchIdentity:
     def set_transactions(self) -> dict[str, int]:
         """Return the version that the commit records for each application id."""
         planned = {} if self.planned_ms is None else {self._planned_app_id: self.planned_ms}
-        return {self.app_id: self.batch_id} | planned
+        parked = {_parked_app_id(self.app_id): self.batch_id} if self.is_parked else {}
+        return {self.app_id: self.batch_id} | planned | parked
 
     def is_applied(self, transaction: Transaction, last_committed: int | None = None) -> bool:
         """Return whether the table holds this batch.
@@ -68,6 +74,7 @@ class BatchIdentity:
         Raises:
             BatchIdRegressionError: The table holds a later batch, or another batch with this number.
             CommitLostError: The table does not hold `last_committed`.
+            ParkingError: The batch was parked, and the table holds a later one that was not.
         """
         recorded = transaction.last_batches(list(self.set_transactions()))
         last = recorded.get(self.app_id)
@@ -81,6 +88,8 @@ class BatchIdentity:
                 "before the lost batch. If the table does not need the batch, delete the folder stream_merge in the "
                 "checkpoint and restart the query"
             )
+        if self.is_parked and recorded.get(_parked_app_id(self.app_id), -1) >= self.batch_id:
+            return True
         if last is None:
             self._check_retention(transaction)
         if last is None or last < self.batch_id:
@@ -89,6 +98,13 @@ class BatchIdentity:
         is_replay = planned is None or self.planned_ms is None or planned == self.planned_ms
         if last == self.batch_id and is_replay:
             return True
+        if self.is_parked:
+            raise ParkingError(
+                f"{transaction.table.name}: batch {self.batch_id} of application {self.app_id!r} is parked and was not "
+                f"merged, but the table has batch {last}: the query ran without its parking table meanwhile. What is "
+                "parked is older than what the table has. Merge it by hand if a sequence decides the order of changes, "
+                "or if their order does not matter, and delete it from the parking table"
+            )
         raise BatchIdRegressionError(self.app_id, self.batch_id, last)
 
     def _check_retention(self, transaction: Transaction) -> None:
@@ -107,6 +123,16 @@ class BatchIdentity:
                 "Look in DESCRIBE HISTORY whether a MERGE has committed it since. Then unset the property and restart "
                 "the query, with a new checkpoint if the batch was committed"
             )
+
+
+def last_unparked(transaction: Transaction, app_id: str) -> int | None:
+    """Return the last parked batch that the table has got by now, under this application id; None if none."""
+    parked_app_id = _parked_app_id(app_id)
+    return transaction.last_batches([parked_app_id]).get(parked_app_id)
+
+
+def _parked_app_id(app_id: str) -> str:
+    return f"{app_id}/parked"
 
 
 _MAX_CALLS = 10_000
@@ -129,7 +155,7 @@ def called_once(target: str, table_id: str, identity: BatchIdentity | None, run_
         run_id: The run of the query; None if no query is known.
 
     Raises:
-        ConfigError: Another call for the table has ended in this micro-batch.
+        MergedTwiceError: Another call for the table has ended in this micro-batch.
     """
     if identity is None or run_id is None:
         yield
@@ -138,7 +164,7 @@ def called_once(target: str, table_id: str, identity: BatchIdentity | None, run_
     with _lock:
         is_second = _calls.get(key) == call
     if is_second:
-        raise ConfigError(
+        raise MergedTwiceError(
             [
                 f"{target}: batch {identity.batch_id} is merged a second time by the same query. The table records one "
                 "merge for each batch and app_id, so it would skip the rows of this call as a replay. Give each sink "

@@ -124,7 +124,7 @@ def routers(sink_of: Callable[[str], MergeSink | None]) -> list[MergeRouter]:
         merge_router(by_name),
         merge_router(by_pattern, by=F.col("table"), prepare=drop_topic),
         merge_router({"orders": keyed(), re.compile("i.*"): keyed()}, max_parallel=8, unknown="ignore"),
-        merge_router(sink_of, by="coalesce(topic, 'none')"),
+        merge_router(sink_of, by="coalesce(topic, 'none')", parking="lake.parked"),
     ]
 
 

@@ -16,6 +16,8 @@ _OWN_METRIC = "numSupersededRows"
 
 # exactly_once.BatchIdentity records when the query planned a batch under the application id with this suffix.
 _PLANNED = "/planned-ms"
+# And with this one, that the batch had been parked.
+_PARKED = "/parked"
 _LEFT_OUT = ("numSupersededRows", "numStaleRows", "numOutdatedRows", "numUnchangedRows")
 _PHASES = (("source", "materializeSourceTimeMs"), ("locate", "scanTimeMs"), ("stage", "rewriteTimeMs"))
 
@@ -203,7 +205,7 @@ def commits_of(
         batch = batches.setdefault(version, {})
         if app_id.endswith(_PLANNED):
             batch["planned"] = time_of(number)
-        else:
+        elif not app_id.endswith(_PARKED):
             batch |= {"app_id": app_id, "batch_id": number}
     commits = [
         Commit(
