@@ -88,7 +88,8 @@ def run(
     SIGTERM and Ctrl-C stop it after the running micro-batch; a second one stops it at once.
 
     Exit codes: 0 done or stopped, 1 failed, 2 the file or the arguments are wrong, 3 it cannot start (Java, packages,
-    broker, topic, table), 130 and 143 a signal interrupted a micro-batch, or came while Spark started.
+    broker, topic, table), 4 --once is done but tables are at rest, 130 and 143 a signal interrupted a micro-batch, or
+    came while Spark started.
     """
     with _Command(log_level) as command:
         loaded = command.load(file)

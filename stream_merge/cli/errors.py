@@ -16,6 +16,8 @@ class ExitCode(IntEnum):
     """The arguments or the pipeline file are wrong."""
     CANNOT_START = 3
     """Java, packages, a broker, a topic or a table are missing."""
+    PARKED = 4
+    """`--once` has merged what was available, but for tables at rest, whose records are parked."""
     INTERRUPTED = 130
     """Ctrl-C (SIGINT) interrupted a running micro-batch, or came before the pipeline ran."""
     TERMINATED = 143

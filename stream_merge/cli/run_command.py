@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from stream_merge import MergeResult
+from stream_merge import MergeResult, MergeRouter
 from stream_merge.cli.checks.catalog import find_catalog_faults
 from stream_merge.cli.checks.validate import validate as validate_offline
 from stream_merge.cli.errors import ExitCode
@@ -21,6 +21,7 @@ from stream_merge.cli.run.stopping import StopSignals
 from stream_merge.cli.show.endpoint import Endpoint
 from stream_merge.cli.show.live import LiveView, result_line
 from stream_merge.cli.show.live_page import RecentResults, served_page
+from stream_merge.cli.show.parked import lines_of
 from stream_merge.cli.show.prometheus import Metrics
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def run_pipeline(loaded: LoadedPipeline, console: Console | None, *, once: bool)
     targets = known_targets(pipeline)
     metrics.expect(targets)
     recent.expect(targets)
+    if isinstance(merge, MergeRouter):
+        router = merge
+        progress.watch_parked(lambda: router.parked)
     check_brokers(pipeline.source)
     with ExitStack() as stack:
         if pipeline.metrics.prometheus_port is not None:
@@ -83,9 +87,13 @@ def _run_on_spark(
         if faults:
             raise PipelineFileError(faults, loaded.path)
         code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
+        parked = progress.snapshot().parked
+        for line in lines_of(parked):
+            logger.error("%s", line)
         reason = "everything available is merged" if signals.received is None else "stopped by a signal"
         logger.info("ended: %s", reason if code is ExitCode.OK else "a signal interrupted the running micro-batch")
-        return code
+        # A scheduler has to notice; who stops a pipeline by a signal does not ask for its state.
+        return ExitCode.PARKED if once and code is ExitCode.OK and parked else code
 
 
 def _observer(progress: Progress, *others: Callable[[MergeResult], None]) -> Callable[[MergeResult], None]:

@@ -437,6 +437,33 @@ def test_on_a_terminal(start_in_terminal, land, write_pipeline, read_rows, tmp_p
 
 
 @pytest.mark.long
+def test_a_table_at_rest(start_command, land, write_pipeline, read_rows, tmp_path):
+    """The others are merged, the exit code tells a scheduler, `status` says what is parked, and the mended file merges
+    it."""
+    write_pipeline('parking = "./lake/parked"\n')
+    mended = (tmp_path / "pipeline.toml").read_text()
+    broken = mended.replace('"id BIGINT, qty INT"', '"id BIGINT, qty INT"\nexpect = { few = "qty < 5" }')
+    (tmp_path / "pipeline.toml").write_text(broken)
+    land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}), ("shop.items", {"id": 1, "qty": 5}))
+    first = start_command("run", "pipeline.toml", "--once")
+    assert first.wait() == 4, first.stderr
+    assert re.match(
+        r"ERROR ./lake/items: at rest, 1 record parked since .*: QuarantineLimitError: ", sentences(first)[-2]
+    )
+    assert rows(read_rows, tmp_path / "lake/orders", "id", "name") == [(1, "a")]
+    status = start_command("status", "--pipeline", "pipeline.toml")
+    assert status.wait() == 0, status.stderr
+    assert "./lake/items: at rest, 1 record parked since " in " ".join(status.stdout.split())
+
+    (tmp_path / "pipeline.toml").write_text(mended)
+    land("2.json", ("shop.items", {"id": 1, "qty": 6}), ("shop.items", {"id": 2, "qty": 1}))
+    again = start_command("run", "pipeline.toml", "--once")
+    assert again.wait() == 0, again.stderr
+    assert rows(read_rows, tmp_path / "lake/items", "id", "qty") == [(1, 6), (2, 1)]
+    assert rows(read_rows, tmp_path / "lake/parked") == []
+
+
+@pytest.mark.long
 def test_wrong_turns_are_a_sentence_each(start_command, land, write_pipeline, tmp_path):
     """Packages that cannot be fetched, a table without its column, a table that does not exist."""
     land("1.json", ("shop.orders", {"id": 1, "name": "a", "at": 1}))

@@ -303,6 +303,8 @@ def kafka_tables(tables, topics='["a", "b"]'):
          ["9: tables[0].source: is missing; with several tables, each must name its source"]),
         (kafka_tables(SEVERAL.format("b", "./lake/b") + 'quarantine = "./lake/a"\n'),
          ["17: tables[1].quarantine: is the target of tables[0]; it needs a table of its own"]),
+        (kafka_tables(SEVERAL.format("b", "./lake/b")).replace("[pipeline]", '[pipeline]\nparking = "./lake/./b"', 1),
+         ["2: pipeline.parking: is the target of tables[1]; it needs a table of its own"]),
         (kafka_tables(SEVERAL.format("b", "./checkpoints/shop/")),
          ["15: tables[1].target: is the folder of the checkpoint; each needs a folder of its own"]),
         (kafka_tables(SEVERAL.format("b", "./lake/{table}")),

@@ -3,6 +3,7 @@
 import socket
 import threading
 import urllib.request
+from datetime import datetime, timezone
 
 import pytest
 
@@ -10,6 +11,7 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.run.progress import Progress, State
 from stream_merge.cli.show.endpoint import Endpoint
 from stream_merge.cli.show.prometheus import Metrics
+from stream_merge.metrics import ParkedTable
 
 
 def no_page():
@@ -71,6 +73,15 @@ def test_every_metric_is_served_and_the_endpoint_leaves_nothing(metrics, make_re
     counted.on_result(result)
     counted.on_result(make_result("./s3cret/orders", skipped=True))
     counted.on_failure()
+    parked = ParkedTable(
+        target="./s3cret/orders",
+        sources=("orders",),
+        since=datetime.now(timezone.utc),
+        num_batches=2,
+        num_rows=7,
+        error="",
+    )
+    progress.watch_parked(lambda: (parked,))
     progress.on_query_progress(
         report(4, end={"orders": {"0": 5}}, latest={"orders": {"0": 8}}, newest={"all": 990_000})
     )
@@ -129,6 +140,8 @@ def test_every_metric_is_served_and_the_endpoint_leaves_nothing(metrics, make_re
         f"stream_merge_deleted_rows_share{{{table}}}": 0.25,
         f"stream_merge_last_commit_timestamp_seconds{{{table}}}": 1000,
         f"stream_merge_last_version{{{table}}}": 9,
+        'stream_merge_parked_tables{pipeline="shop"}': 1,
+        f"stream_merge_parked_rows{{{table}}}": 7,
         'stream_merge_last_batch_id{pipeline="shop"}': 4,
         'stream_merge_offset_lag_records{pipeline="shop",topic="orders"}': 3,
         f"stream_merge_sequence_lag_seconds{{{table}}}": 10,
@@ -147,6 +160,7 @@ def test_a_pipeline_that_retries_is_not_up(metrics):
         assert scrape(endpoint.port) == {
             'stream_merge_up{pipeline="shop"}': "0.0",
             'stream_merge_batch_failures_total{pipeline="shop"}': "0.0",
+            'stream_merge_parked_tables{pipeline="shop"}': "0.0",
         }
 
 

@@ -110,6 +110,21 @@ def _pipeline_faults(sections: _Sections) -> Found:
         for option in _FILLED:
             if (name := getattr(table, option)) is not None and table_key(name) == checkpoint:
                 yield ("tables", index, option), "is the folder of the checkpoint; each needs a folder of its own"
+    if pipeline.parking is not None:
+        for fault in _parking_faults(pipeline.parking, checkpoint, sections):
+            yield ("pipeline", "parking"), fault
+
+
+def _parking_faults(parking: str, checkpoint: str, sections: _Sections) -> Iterator[str]:
+    tables = sections.known_tables
+    if len(sections.tables) == 1 and tables and tables[0][1].source is None:
+        yield "is for tables with a source; the only table has none, and nothing goes on without it; leave it out"
+    if table_key(parking) == checkpoint:
+        yield "is the folder of the checkpoint; each needs a folder of its own"
+    for index, table in tables:
+        for option in _FILLED:
+            if (name := getattr(table, option)) is not None and table_key(name) == table_key(parking):
+                yield f"is the {option} of tables[{index}]; it needs a table of its own"
 
 
 def _decode_faults(sections: _Sections) -> Found:

@@ -37,6 +37,9 @@ class PipelineSettings(Section):
     unknown: Literal["error", "ignore"] = "error"
     """What to do with rows of a source that no table takes: "error" stops before anything is merged, "ignore" drops
     them with a warning."""
+    parking: str | None = Field(default=None, min_length=1)
+    """Path or name of a Delta table in which the records of a table that fails are parked until it can be merged again;
+    the other tables go on. Without it, a table that fails ends the pipeline once the others have the micro-batch."""
     stop_timeout: int = Field(default=600, ge=1)
     """Seconds that SIGTERM or Ctrl-C wait for the running micro-batch before they stop the query anyway. Tables that
     were merged by then are not merged again."""

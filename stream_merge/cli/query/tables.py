@@ -71,6 +71,7 @@ def build_sink(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[Data
             prepare=decoders.prepare,
             max_parallel=pipeline.pipeline.max_parallel,
             unknown=pipeline.pipeline.unknown,
+            parking=pipeline.pipeline.parking,
         )
     except ConfigError as error:
         raise PipelineError(f"tables: {error}.", ExitCode.USAGE) from None

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from stream_merge.cli.query.newest import ALL_ROWS, NEWEST_METRIC, TABLE_PREFIX
-from stream_merge.metrics import MergeResult
+from stream_merge.metrics import MergeResult, ParkedTable
 
 RATE_SECONDS = 60
 """A table's rate covers the last minute."""
@@ -94,6 +94,7 @@ class Snapshot:
         notice: The last error or retry, or what the pipeline is waiting for.
         retry_at: When the query restarts, in seconds since the epoch.
         now: When the copy was made, likewise.
+        parked: The tables at rest.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Snapshot:
     notice: str | None
     retry_at: float | None
     now: float
+    parked: tuple[ParkedTable, ...] = ()
 
     @property
     def total_offset_lag(self) -> int | None:
@@ -148,6 +150,11 @@ class Progress:
         self._processed_rate: float | None = None
         self._notice: str | None = None
         self._retry_at: float | None = None
+        self._parked: Callable[[], tuple[ParkedTable, ...]] = tuple
+
+    def watch_parked(self, parked: Callable[[], tuple[ParkedTable, ...]]) -> None:
+        """Ask a router for its tables at rest whenever a copy is made."""
+        self._parked = parked
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the progress."""
@@ -167,6 +174,7 @@ class Progress:
                 notice=self._notice,
                 retry_at=self._retry_at,
                 now=now,
+                parked=self._parked(),
             )
 
     def sequence_lag(self, target: str) -> float | None:

@@ -36,7 +36,8 @@ def render_overview(overview: Overview, width: int, mask: Callable[[str], str] =
         for target in overview.unlisted
     ]
     tables = [_tables(overview, width, mask)] if any(state.status for state in overview.tables) else []
-    return Group(head, *tables, *_problems(overview, mask), *notes)
+    parked = [Text(mask(line), style=ATTENTION) for line in overview.parked]
+    return Group(head, *tables, *_problems(overview, mask), *parked, *notes)
 
 
 def _tables(overview: Overview, width: int, mask: Callable[[str], str]) -> Table:

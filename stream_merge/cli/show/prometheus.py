@@ -163,6 +163,11 @@ class _Standing(Collector):
             now, "last_commit_timestamp_seconds", "Time of a table's last commit.", lambda table: table.committed_at
         )
         yield self._per_table(now, "last_version", "Version of a table after it.", lambda table: table.version)
+        yield self._single("parked_tables", "Tables at rest, whose records are parked.", len(now.parked))
+        rows = self._family("parked_rows", "Records that are parked for a table.", "table")
+        for table in now.parked:
+            rows.add_metric([self._name, self._mask(table.target)], table.num_rows)
+        yield rows
 
     def _family(self, name: str, text: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=["pipeline", *labels])

@@ -40,9 +40,12 @@ def status_page(overview: Overview, refresh_seconds: int | None = None) -> Page:
         now=utc(overview.now),
         columns=SUMMARY,
         sections=tuple(_section(state) for state in overview.tables),
-        notes=tuple(
-            f"{target}: its tables are not listed, since their topics are not known here."
-            for target in overview.unlisted
+        notes=(
+            *overview.parked,
+            *(
+                f"{target}: its tables are not listed, since their topics are not known here."
+                for target in overview.unlisted
+            ),
         ),
         refresh_seconds=refresh_seconds,
     )
