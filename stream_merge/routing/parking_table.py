@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructF
 from stream_merge.bridge.creation import create_table
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.operations import manual_operation
-from stream_merge.bridge.table import Table, location, open_table, present_or_future_table, sql_name, table_exists
+from stream_merge.bridge.table import Table, future_table, location, open_table, sql_name, table_exists
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
@@ -187,7 +187,7 @@ class ParkingTable:
         identity = BatchIdentity(app_id=app_id, batch_id=batch.batch_id, planned_ms=batch.planned_ms)
 
         def stage() -> _Staged | None:
-            transaction = self._opened(rows, config).begin()
+            transaction = self._begin(rows, config)
             if identity.is_applied(transaction):
                 return None
             described = self._described(owner, batch, rows, error, transaction.struct_type)
@@ -240,22 +240,32 @@ class ParkingTable:
         open_table(self.spark, self.name).delete_rows((F.col(_OWNER) == owner.key) & (F.col("batch_id") <= last))
         reached("unparked")
 
-    def _opened(self, rows: DataFrame, config: SinkConfig) -> Table:
+    def _begin(self, rows: DataFrame, config: SinkConfig) -> Transaction:
         """Open the table, which is created if it is missing, and gets the columns of the records that it lacks."""
-        table = present_or_future_table(self.spark, self.name)
-        if table is not None:
-            check_log_store(self.name, table.scheme, table.log_store, single_writer=config.single_writer)
-        like = self.spark.createDataFrame([], _schema(rows))
         if not table_exists(self.spark, self.name):
-            create_table(self.spark, self.name, like, partition_by=_PARTITIONS, cluster_by=(), properties={})
+            self._create(rows, config)
         table = open_table(self.spark, self.name)
+        self._check_writers(table, config)
         transaction = table.begin()
         self._check_columns(transaction)
-        if self._lacks_columns(transaction.struct_type, like.schema):
-            writer = like.write.format("delta").mode("append").option("mergeSchema", "true")
-            path = location(self.spark, self.name)
-            writer.saveAsTable(self.name) if path is None else writer.save(path)
-        return table
+        schema = _schema(rows)
+        if not self._lacks_columns(transaction.struct_type, schema):
+            return transaction
+        like = self.spark.createDataFrame([], schema)
+        writer = like.write.format("delta").mode("append").option("mergeSchema", "true")
+        path = location(self.spark, self.name)
+        writer.saveAsTable(self.name) if path is None else writer.save(path)
+        return table.begin()
+
+    def _create(self, rows: DataFrame, config: SinkConfig) -> None:
+        future = future_table(self.spark, self.name)
+        if future is not None:
+            self._check_writers(future, config)
+        like = self.spark.createDataFrame([], _schema(rows))
+        create_table(self.spark, self.name, like, partition_by=_PARTITIONS, cluster_by=(), properties={})
+
+    def _check_writers(self, table: Table, config: SinkConfig) -> None:
+        check_log_store(self.name, table.scheme, table.log_store, single_writer=config.single_writer)
 
     def _check_columns(self, transaction: Transaction) -> None:
         missing = [name for name in (*_OWN, _RECORD) if name not in transaction.struct_type.names]

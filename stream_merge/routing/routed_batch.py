@@ -176,10 +176,11 @@ class RoutedBatch:
                 table = ParkingTable(self.spark, self.config.parking)
                 with sessions.job_description(self.spark, f"{self.name}: read {table.name}"):
                     at_rest = self.state.at_rest[query_id] = TablesAtRest(table, run_id, table.read())
-            known = [sink.config.app_id for sink in (*found.values(), *exact_sinks(self.config.sinks).values()) if sink]
+            named = self.config.sinks.values() if isinstance(self.config.sinks, Mapping) else ()
+            known = [sink.config.app_id for sink in (*found.values(), *named) if sink is not None]
             at_rest.app_ids |= {app_id for app_id in (query_id, *known) if app_id}
             parked = {source for table in at_rest.own for source in table.sources} - found.keys()
-            found = {**found, **find_sinks(self.config.sinks, sorted(parked), self.state.made)}
+            found = {**found, **{name: self._sink_if_any(name) for name in sorted(parked)}}
         return Parking(
             name=self.name,
             at_rest=at_rest,
@@ -189,6 +190,13 @@ class RoutedBatch:
             batch_id=self.batch_id,
             prepared=self._prepared,
         )
+
+    def _sink_if_any(self, name: str) -> MergeSink | None:
+        """Return the sink of a source whose records were parked; what it leads to by now is no fault of this batch."""
+        try:
+            return find_sinks(self.config.sinks, [name], self.state.made)[name]
+        except ConfigError:
+            return None
 
     def _count_by_source(self) -> dict[str | None, int]:
         counts = self.rows.groupBy(SOURCE_NAME).count().limit(MAX_SOURCES + 1).collect()

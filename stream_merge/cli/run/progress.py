@@ -158,6 +158,7 @@ class Progress:
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the progress."""
+        parked = self._parked()
         with self._lock:
             now = self._clock()
             return Snapshot(
@@ -174,7 +175,7 @@ class Progress:
                 notice=self._notice,
                 retry_at=self._retry_at,
                 now=now,
-                parked=self._parked(),
+                parked=parked,
             )
 
     def sequence_lag(self, target: str) -> float | None:
