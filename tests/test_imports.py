@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "stream_merge"
 LAYERS = (
     ("metrics", "steps", "java", "packages", "clauses", "column_names"),
-    ("errors", "sql"),
+    ("errors", "sql", "widening"),
     ("plan", "row_json"),
     ("config",),
     ("options",),

@@ -230,7 +230,7 @@ def _parse(frame: DataFrame, message: Message, settings: Settings) -> DataFrame:
     }
     parsed = {f"parsed_{name}": key.struct for name, key in keys.items()}
     if message.has_envelope:
-        parsed["envelope"] = parse_envelope(F.col("value"), settings.names, with_before=settings.before)
+        parsed["envelope"] = parse_envelope(F.col("value"), settings.sent_names, with_before=settings.before)
     are_bad = [_is_malformed(f"{name}_text", f"parsed_{name}", or_null=False) for name in keys]
     parts = {
         **{name: F.expr(_key_sql(key, f"parsed_{name}")) for name, key in keys.items()},
@@ -254,11 +254,11 @@ def _parse(frame: DataFrame, message: Message, settings: Settings) -> DataFrame:
 
 def _message(settings: Settings, *, has_headers: bool) -> Message:
     may_be_flattened = settings.layout == "flattened" or (
-        settings.layout is None and can_detect_flattened(settings.names)
+        settings.layout is None and can_detect_flattened(settings.sent_names)
     )
-    names = flattened_names(settings.names, settings.meta_prefix)
+    names = flattened_names(settings.sent_names, settings.meta_prefix)
     return Message(
-        columns=settings.names,
+        columns=settings.sent_names,
         layout=settings.layout,
         meta_prefix=settings.meta_prefix,
         has_headers=has_headers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import types as T
 
-from stream_merge.debezium.fields import Field
+from stream_merge.debezium.fields import PLAIN, Field
 from stream_merge.debezium.spelling import lambda_name, let
 
 _BASE = 1_000_000_000
@@ -21,7 +21,7 @@ def decimal_text(raw: str, field: Field, *, decimals: str) -> str:
     """
     if field.kind == "VariableScaleDecimal":
         return _variable(raw)
-    if field.kind != "Decimal" and decimals != "precise":
+    if field.kind == PLAIN or (field.kind != "Decimal" and decimals != "precise"):
         # Debezium writes NAN in string mode, NaN and Infinity in double mode.
         return f"CASE upper({raw}) WHEN 'NAN' THEN 'NaN' ELSE {raw} END"
     data_type = field.data_type
@@ -48,7 +48,8 @@ def decimal(raw: str, field: Field, data_type: T.DecimalType, *, decimals: str) 
             f"WHEN {fraction} <= {data_type.scale} THEN try_cast({number} AS {cast}) END"
         )
 
-    is_precise = field.kind == "Decimal" or (field.kind != "VariableScaleDecimal" and decimals == "precise")
+    is_text = field.kind in ("VariableScaleDecimal", PLAIN)
+    is_precise = field.kind == "Decimal" or (not is_text and decimals == "precise")
     if not is_precise or field.scale not in (None, data_type.scale):
         return let(decimal_text(raw, field, decimals=decimals), fitting)
     # It has no more digits after the point than the type.

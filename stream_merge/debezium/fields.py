@@ -44,6 +44,8 @@ SEMANTICS = frozenset(
     )
 )
 """Last parts of Debezium's and Kafka Connect's type names; types that share one have the same meaning."""
+PLAIN = "Plain"
+"""The semantic type of a number or text that a message's schema describes as no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Field:
             takes it from the schema part, for records from before the column was added.
         element: The elements of an array, or the values of a map, if this field does not describe them.
         fields: The fields of a struct, by name, if their types do not describe them.
+        sent_as: The name of the column in the messages, if that is another one.
     """
 
     type: str | T.DataType
@@ -73,6 +76,7 @@ class Field:
     default_as_sent: str | None = None
     element: Field | None = None
     fields: Mapping[str, Field] | None = None
+    sent_as: str | None = None
 
     @property
     def data_type(self) -> T.DataType:

@@ -36,7 +36,7 @@ def decode_values(frame: DataFrame, settings: Settings) -> DataFrame:
     Without a key, lacks_row and lacks_old_row: not NULL if the record may be faulty in this way.
     """
     keys = settings.key_positions
-    places = [quote(place) for place in image_fields(settings.names)]
+    places = [quote(place) for place in image_fields(settings.sent_names)]
     texts: dict[str, str] = {}
     flags: dict[str, str] = {}
     values: dict[str, str] = {}

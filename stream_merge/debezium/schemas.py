@@ -13,10 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.debezium.envelope import DELETED
-from stream_merge.debezium.fields import SEMANTICS, Field
+from stream_merge.debezium.fields import PLAIN, SEMANTICS, Field
 from stream_merge.debezium.keys import KEY_PARTS, NO_KEYS_TOLD, ToldKeys, told_keys, with_key_parts
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError
+from stream_merge.widening import MAX_PRECISION, wider
 
 _PLAIN: dict[str, T.DataType] = {
     "int8": T.ByteType(),
@@ -45,8 +46,6 @@ _SEMANTIC: dict[str, T.DataType] = {
     "VariableScaleDecimal": T.StringType(),
     "Bits": T.StringType(),
 }
-_WIDENING = ("int8", "int16", "int32", "int64")
-_MAX_PRECISION = 38
 _UNLIMITED = 2**31 - 1
 NOTHING_TOLD = "no record has a value, so the columns are unknown; give them, or an earlier result of learn_columns"
 
@@ -147,7 +146,12 @@ def table_schema(records: DataFrame, *, meta_prefix: str = "__") -> T.StructType
 
 
 def learn_columns(
-    records: DataFrame, known: LearntColumns | None = None, *, meta_prefix: str = "__"
+    records: DataFrame,
+    known: LearntColumns | None = None,
+    *,
+    meta_prefix: str = "__",
+    mixed_as_text: bool = False,
+    renamed: Mapping[str, str] | None = None,
 ) -> LearntColumns | None:
     """Return columns and keys from the records' schema part, for `changes(columns=)`; reads the records.
 
@@ -159,12 +163,17 @@ def learn_columns(
         records: Records of one table, as in Kafka.
         known: The result for the previous batch.
         meta_prefix: Prefix of the fields that the flattening adds.
+        mixed_as_text: Whether a column is a STRING whose records have types that no other one holds (`INT` that became
+            `text`); otherwise they are an error.
+        renamed: For names of columns in the records the names under which they are learnt. So a column that was renamed
+            in the source stays one column: `{"new_name": "old_name"}`. Not for keys.
 
     Returns:
         The columns from the records, else `known`; None if neither exists and no record has a value to decode.
 
     Raises:
-        ConfigError: Records have values but no schema part, or belong to several tables.
+        ConfigError: Records have values but no schema part, or belong to several tables; or no type holds the values of
+            a column.
     """
     if records.isStreaming:
         raise ConfigError(
@@ -185,18 +194,21 @@ def learn_columns(
     if len(topics) > 1:
         raise ConfigError([f"the records belong to several topics ({', '.join(topics)}); select one"])
 
-    new = {row["sum"]: _sent_schema(row, meta_prefix) for row in reversed(described)}
+    new = {row["sum"]: _sent_schema(row, meta_prefix, renamed or {}) for row in reversed(described)}
     sent = _by_age([*(known.sent if known else ()), *new.values()])
     # Skip schemas older than all records here: columns may have been dropped, and others added with their names.
     oldest = next(position for position, schema in enumerate(sent) if schema.sum in new)
     try:
-        spellings = _spellings(sent[oldest:])
+        spellings = _spellings(sent[oldest:], mixed_as_text=mixed_as_text)
     except ConfigError:
         if all(schema.sum in new for schema in sent[oldest:]):
             raise
-        spellings = _spellings([schema for schema in sent if schema.sum in new])
+        spellings = _spellings([schema for schema in sent if schema.sum in new], mixed_as_text=mixed_as_text)
     fields = spellings[-1].fields
     keys = told_keys(rows, None if known is None else known.keys)
+    for key in keys.names or ():
+        if renamed is not None and key in {*renamed, *renamed.values()}:
+            raise ConfigError([f"the key {key!r} cannot be renamed; leave it out, or write to a new table"])
     return LearntColumns(
         fields=fields,
         keys=keys.names,
@@ -244,20 +256,28 @@ def _read_schemas(records: DataFrame) -> list[Row]:
     )
 
 
-def _sent_schema(row: Row, meta_prefix: str) -> SentSchema:
+def _sent_schema(row: Row, meta_prefix: str, renamed: Mapping[str, str]) -> SentSchema:
     schema = json.loads(row["value_schema"])
     members = _row_members(schema, meta_prefix)
-    defaults = {member["field"]: member["default"] for member in members if _is_constant_default(member)}
-    names = {member["field"] for member in schema.get("fields", ())}
+    names = {member["field"]: renamed.get(member["field"], member["field"]) for member in members}
+    if len({*names.values()}) < len(names):
+        both = [f"{sent!r} and {name!r}" for sent, name in names.items() if sent != name and name in names]
+        raise ConfigError([f"the records have the columns {', '.join(both)}, and one was to be the other renamed"])
+    defaults = {names[member["field"]]: member["default"] for member in members if _is_constant_default(member)}
+    parts = {member["field"] for member in schema.get("fields", ())}
     return SentSchema(
         sum=row["sum"],
         age=row["age"],
-        fields={member["field"]: _field(member) for member in members},
+        fields={
+            name: replace(_field(member), sent_as=sent if sent != name else None)
+            for member in members
+            for sent, name in ((member["field"], names[member["field"]]),)
+        },
         defaults={
             name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             for name, value in defaults.items()
         },
-        marks_deletes=DELETED in names or _is_envelope(schema),
+        marks_deletes=DELETED in parts or _is_envelope(schema),
     )
 
 
@@ -288,7 +308,15 @@ def _num_unmarked_deletes(num_tombstones: int, sent: Sequence[SentSchema]) -> in
     return 0 if any(schema.marks_deletes for schema in sent) else num_tombstones
 
 
-def _spellings(schemas: Sequence[SentSchema]) -> tuple[Spelling, ...]:
+def asked_as(field: Field, data_type: T.DataType) -> Field:
+    """Return a field that a schema part describes, for values that are asked for in another type."""
+    # To a DECIMAL, a number without a semantic type could be the base64 of one.
+    is_plain = field.semantic is None and isinstance(field.data_type, T.NumericType | T.StringType)
+    semantic = PLAIN if is_plain and isinstance(data_type, T.DecimalType) else field.semantic
+    return replace(field, type=data_type, semantic=semantic)
+
+
+def _spellings(schemas: Sequence[SentSchema], *, mixed_as_text: bool) -> tuple[Spelling, ...]:
     """Return how the records of each schema encode the columns; schemas with the same encoding are merged.
 
     Raises:
@@ -297,7 +325,8 @@ def _spellings(schemas: Sequence[SentSchema]) -> tuple[Spelling, ...]:
     fields: dict[str, Field] = {}
     for schema in schemas:
         for name, field in schema.fields.items():
-            fields[name] = _wider(name, fields[name], field) if name in fields else field
+            before = fields.get(name, field)
+            fields[name] = _wider(name, before, field, mixed_as_text=mixed_as_text)
     spellings: list[Spelling] = []
     for position, schema in enumerate(schemas):
         spelt = {}
@@ -305,7 +334,7 @@ def _spellings(schemas: Sequence[SentSchema]) -> tuple[Spelling, ...]:
             own = schema.fields.get(name)
             if own is None:
                 own = replace(field, default_as_sent=_default_when_added(name, schemas[position:]))
-            spelt[name] = replace(own, type=field.data_type)
+            spelt[name] = asked_as(own, field.data_type)
         alike = next((spelling for spelling in spellings if spelling.fields == spelt), None)
         if alike is not None:
             spellings.remove(alike)
@@ -367,31 +396,26 @@ def _field(schema: Mapping[str, Any]) -> Field:
 
 def _decimal(semantic: str | None, parameters: Mapping[str, str]) -> Field:
     scale = int(parameters.get("scale", 0))
-    precision = int(parameters.get("connect.decimal.precision", _MAX_PRECISION))
-    if precision > _MAX_PRECISION or not 0 <= scale <= precision:
+    precision = int(parameters.get("connect.decimal.precision", MAX_PRECISION))
+    if precision > MAX_PRECISION or not 0 <= scale <= precision:
         # No DECIMAL holds it; as text it loses nothing.
         return Field(T.StringType(), semantic, scale=scale)
     return Field(T.DecimalType(precision, scale), semantic, scale=scale)
 
 
-def _wider(name: str, old: Field, new: Field) -> Field:
+def _wider(name: str, old: Field, new: Field, *, mixed_as_text: bool) -> Field:
     """Return a field that holds the values of both; everything else comes from the newer description."""
     before, after = old.data_type, new.data_type
     if before == after:
         return new
-    integers = [_PLAIN[plain] for plain in _WIDENING]
-    if before in integers and after in integers:
-        return replace(new, type=integers[max(integers.index(before), integers.index(after))])
-    if isinstance(before, T.FloatType | T.DoubleType) and isinstance(after, T.FloatType | T.DoubleType):
-        return replace(new, type=T.DoubleType())
-    if isinstance(before, T.DecimalType) and isinstance(after, T.DecimalType):
-        scale = max(before.scale, after.scale)
-        precision = max(before.precision - before.scale, after.precision - after.scale) + scale
-        if precision <= _MAX_PRECISION:
-            return replace(new, type=T.DecimalType(precision, scale))
-    raise ConfigError(
-        [
-            f"column {name!r} is {before.simpleString()} in some records and {after.simpleString()} in others; "
-            "give the columns, or decode the records of each schema separately"
-        ]
-    )
+    kind = wider(before, after)
+    if kind is None and mixed_as_text:
+        kind = T.StringType()
+    if kind is None:
+        raise ConfigError(
+            [
+                f"column {name!r} is {before.simpleString()} in some records and {after.simpleString()} in others; "
+                "give the columns, or decode the records of each schema separately"
+            ]
+        )
+    return replace(new, type=kind)

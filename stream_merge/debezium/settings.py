@@ -127,6 +127,11 @@ class Settings:
         return tuple(self.fields)
 
     @property
+    def sent_names(self) -> tuple[str, ...]:
+        """The names of the columns in the messages."""
+        return tuple(field.sent_as or name for name, field in self.fields.items())
+
+    @property
     def key_positions(self) -> list[int]:
         """The positions of the key columns among the columns, in the order of the key."""
         return [self.names.index(key) for key in self.keys]

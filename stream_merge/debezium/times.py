@@ -64,6 +64,23 @@ def timestamp_ntz(raw: str, unit: str | None, *, default_unit: str) -> str:
     return f"CASE WHEN {raw} RLIKE {_INTEGER} THEN {micros} ELSE {text} END"
 
 
+def micros_of_date(raw: str) -> str:
+    """Return SQL for midnight of a date, days since 1970 or ISO text, in microseconds; NULL on overflow."""
+    days = 106751991
+    return let(
+        date(raw),
+        lambda value: (
+            f"CASE unix_date({value}) WHEN 2147483647 THEN {_LAST_MICROS} WHEN -2147483647 - 1 THEN {_FIRST_MICROS} "
+            f"ELSE IF(unix_date({value}) BETWEEN -{days} AND {days}, unix_date({value}) * 86400000000L, NULL) END"
+        ),
+    )
+
+
+def ntz_of_micros(micros: str) -> str:
+    """Return SQL for an instant in microseconds as TIMESTAMP_NTZ."""
+    return _ntz(micros)
+
+
 def timestamp_text(raw: str, unit: str) -> str:
     """Return SQL for an integer's instant as ISO 8601 without a zone."""
     # Not via microseconds, whose first and last values are instants as well.

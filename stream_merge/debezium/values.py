@@ -118,10 +118,14 @@ def _date(raw: str, field: Field, handling: Handling) -> str:  # noqa: ARG001
 
 
 def _timestamp(raw: str, field: Field, handling: Handling) -> str:
+    if field.kind == "Date":
+        return f"timestamp_micros({times.micros_of_date(raw)})"
     return times.timestamp(raw, times.UNITS.get(field.kind or ""), default_unit=handling.timestamp_unit)
 
 
 def _timestamp_ntz(raw: str, field: Field, handling: Handling) -> str:
+    if field.kind == "Date":
+        return times.ntz_of_micros(times.micros_of_date(raw))
     return times.timestamp_ntz(raw, times.UNITS.get(field.kind or ""), default_unit=handling.timestamp_unit)
 
 
