@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OUTPUT_MODES = ("append", "update", "complete")
 NULL_KEY_POLICIES = ("error", "match", "quarantine")
 LOCATORS = ("scan", "index")
+SCHEMA_CHANGES = ("evolve", "lenient", "ignore", "error")
 MAX_COMMIT_RETRIES = 1000
 
 DEFAULT_TOMBSTONE_RETENTION = timedelta(days=7)
@@ -61,6 +62,7 @@ class SinkConfig:
     source_alias: str = "source"
     target_alias: str = "target"
     merge_schema: bool = False
+    schema_changes: str | None = None
     overwrite_schema: bool = False
     create_if_missing: bool = False
     partition_by: tuple[str, ...] = ()
@@ -126,6 +128,16 @@ class SinkConfig:
         )
 
     @property
+    def follows_columns(self) -> bool:
+        """Whether the sink looks for changes of the source's columns."""
+        return self.schema_changes is not None and self.schema_changes != "ignore"
+
+    @property
+    def alters_columns(self) -> bool:
+        """Whether the sink gives the table the columns and types of the source."""
+        return self.schema_changes in ("evolve", "lenient")
+
+    @property
     def needs_default_clauses(self) -> dict[str, bool]:
         """The options that belong to the default clauses, and whether each is given."""
         return {
@@ -138,6 +150,7 @@ class SinkConfig:
             "ignore_null_updates": bool(self.ignore_null_updates),
             "old_key": self.old_key is not None,
             "new_key": self.new_key is not None,
+            "schema_changes": self.schema_changes is not None,
         }
 
     def ignores_nulls_of(self, columns: Sequence[str]) -> list[str]:
@@ -282,6 +295,7 @@ class SinkConfig:
                 ("null_keys", self.null_keys, NULL_KEY_POLICIES),
                 ("strategy", self.strategy, strategies),
                 ("locator", self.locator, LOCATORS),
+                ("schema_changes", self.schema_changes, SCHEMA_CHANGES),
             )
             if value is not None and value not in legal
         ]
@@ -298,6 +312,9 @@ class SinkConfig:
             faults.append("app_id is empty")
         if self.overwrite_schema and self.merge_schema:
             faults.append("overwrite_schema and merge_schema exclude each other; set one of them")
+        if self.schema_changes is not None and (self.merge_schema or self.overwrite_schema):
+            name = "merge_schema" if self.merge_schema else "overwrite_schema"
+            faults.append(f"schema_changes={self.schema_changes!r} says what becomes of new columns; leave {name} out")
         if self.skip_unchanged and not self.check_cardinality:
             faults.append("skip_unchanged needs check_cardinality: one of several matches of a row may change it")
         return faults

@@ -109,6 +109,21 @@ class SchemaMismatchError(StreamMergeError):
     """A value cannot be stored in its target column: the types do not match, or the value would change."""
 
 
+class SchemaChangedError(StreamMergeError):
+    """The columns of the source have changed, and the sink has `schema_changes="error"`; nothing was written.
+
+    Attributes:
+        changes: What has changed, in words.
+    """
+
+    def __init__(self, target: str, changes: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{target}: the columns of the source have changed: {'; '.join(changes)}. Change the table to fit, or set "
+            'schema_changes to "evolve", "lenient" or "ignore".'
+        )
+        self.changes = changes
+
+
 class ConstraintViolationError(StreamMergeError):
     """A row breaks a constraint of the target: CHECK, NOT NULL, generated column, length, append-only."""
 

@@ -41,6 +41,7 @@ def merge_sink(
     source_alias: str = "source",
     target_alias: str = "target",
     merge_schema: bool = False,
+    schema_changes: str | None = None,
     overwrite_schema: bool = False,
     create_if_missing: bool = False,
     partition_by: str | Sequence[str] | None = None,
@@ -113,6 +114,10 @@ def merge_sink(
         target_alias: Name of the table in expressions.
         merge_schema: Whether to add columns that only the source has to the table, in the same commit. Otherwise their
             values are dropped; a warning names those that no option uses.
+        schema_changes: What to do when the source's columns change: evolve (add columns, widen types, let columns be
+            NULL that the source has no more), lenient (the same; values that the type of their column cannot hold get
+            another column), ignore (leave the table's columns as they are) or error (stop). None leaves the choice to
+            `merge_schema`. Belongs to the default clauses.
         overwrite_schema: Whether a batch in output mode Complete may replace the table's schema.
         create_if_missing: Whether to create a missing table with the source's schema, and with column mapping if its
             names need it.
@@ -189,6 +194,7 @@ def merge_sink(
             source_alias=source_alias,
             target_alias=target_alias,
             merge_schema=merge_schema,
+            schema_changes=schema_changes,
             overwrite_schema=overwrite_schema,
             create_if_missing=create_if_missing,
             partition_by=names(partition_by),

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.micro_batch import MicroBatch
+from stream_merge.batch.schema_changes import with_schema_changes, without_schema_changes
 from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.sessions import summary
 from stream_merge.bridge.transaction import Transaction
@@ -63,11 +64,14 @@ def accepted(
         counts: Mapping[str, Any] = {}
         if bound.config.checks_rows:
             # As it came: what has another type in the target is judged before it gets that.
-            frame = bind(batch.config, rows, transaction.struct_type, is_typed=False).frame
+            schema, changes = transaction.struct_type, bound.changes
+            frame = bind(batch.config, rows, schema, changes, is_typed=False).frame
             resolved = batch.caches.resolve(frame, transaction, bound.config, clauses, bound.partial).analysed
             special = resolved.once("special changes", lambda: special_changes(bound.config, bound.partial))
-            judged = _quarantine(batch, bound, transaction).accepted(rows, frame, resolved, special)
-            rows, num_quarantined_rows, counts = stack.enter_context(judged)
+            _, changed = with_schema_changes(batch.config, rows, changes, schema)
+            judged = _quarantine(batch, bound, transaction).accepted(changed, frame, resolved, special)
+            kept, num_quarantined_rows, counts = stack.enter_context(judged)
+            rows = without_schema_changes(kept, rows.columns, changes)
         else:
             once = batch.caches.expressions(batch.frame, transaction)
             special = once("special changes", lambda: special_changes(bound.config, bound.partial))

@@ -8,11 +8,12 @@ from functools import partial
 
 from stream_merge.batch.accept import accepted
 from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
-from stream_merge.batch.bind import bind
+from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.column_checks import tell_left_out
 from stream_merge.batch.measure import measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.reduce import Changes, Reduction, changes_of, reduced
+from stream_merge.batch.schema_changes import schema_changes_of, tell_schema_changes
 from stream_merge.batch.target import Target, prepare_target
 from stream_merge.batch.write_ahead import written_ahead
 from stream_merge.bridge import sessions
@@ -68,7 +69,8 @@ def first_attempt(
         names = target.transaction.struct_type.names
         tell_left_out(batch.spark, batch.config, clauses, batch.frame.columns, names, batch.caches.left_out)
         transaction = prepare_target(batch.config, batch.frame, target.table, target.transaction)
-        bound = bind(batch.config, batch.frame, transaction.struct_type)
+        bound = _bound(batch, transaction)
+        tell_schema_changes(batch.name, bound.changes, batch.caches.told)
         opened = Opened(transaction=transaction, had_registers=had_registers)
         store = _load_store(batch, bound.config, target.table, opened)
     clauses = checked_clauses(bound.config)
@@ -179,15 +181,22 @@ def _changes_again(
 ) -> tuple[tuple[Clause, ...], Changes, TombstoneStore | None, bool]:
     """Return clauses, changes, what the newer version remembers, and whether the changes are bound anew."""
     changes, transaction = earlier.reduction.changes, opened.transaction
-    depends_on_columns = batch.config.keeps_order or changes.bound.is_keyless
+    config = batch.config
+    depends_on_columns = config.keeps_order or changes.bound.is_keyless or config.schema_changes is not None
     if not depends_on_columns or earlier.transaction.schema == transaction.schema:
         store = _load_store(batch, changes.bound.config, table, opened)
         return earlier.clauses, changes.narrowed(store), store, False
     # Another sink may have added its columns, which this one has to keep as well.
-    bound = bind(batch.config, batch.frame, transaction.struct_type)
+    bound = _bound(batch, transaction)
     store = _load_store(batch, bound.config, table, opened)
     changes = kept_rows.enter_context(changes_of(batch, earlier.accepted, bound, transaction, store))
     return checked_clauses(bound.config), changes, store, True
+
+
+def _bound(batch: MicroBatch, transaction: Transaction) -> Bound:
+    """Return sink and batch, bound to a version of the table."""
+    changes = schema_changes_of(batch.config, batch.frame, transaction)
+    return bind(batch.config, batch.frame, transaction.struct_type, changes)
 
 
 def _load_store(batch: MicroBatch, bound: SinkConfig, table: Table, opened: Opened) -> TombstoneStore | None:

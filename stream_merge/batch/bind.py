@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, DataType, NullType, StringType, StructType
 
+from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, with_schema_changes
 from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.keyless.bind import with_row_ids
@@ -27,35 +28,46 @@ class Bound:
         frame: The batch with these columns.
         partial: How changes of the sink may set single columns, if they may.
         is_keyless: Whether the table has no key, so that removals are paired with rows.
+        changes: What the batch's columns ask of the table.
     """
 
     config: SinkConfig
     frame: DataFrame
     partial: PartialUpdates | None = None
     is_keyless: bool = False
+    changes: SchemaChanges = NOTHING
 
 
-def bind(config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: bool = True) -> Bound:
+def bind(
+    config: SinkConfig,
+    batch: DataFrame,
+    schema: StructType,
+    changes: SchemaChanges = NOTHING,
+    *,
+    is_typed: bool = True,
+) -> Bound:
     """Bind a sink and a batch to a table.
 
     Args:
         config: The sink as the user configured it.
         batch: The batch as it arrived.
         schema: The table's.
+        changes: What the batch's columns ask of the table.
         is_typed: Whether keys and sequence get the table's types, with an error where that changes a value. The
             quarantine checks the batch before that.
 
     Raises:
         SchemaMismatchError: The sequence has another order in the table's type.
     """
+    config, batch = with_schema_changes(config, batch, changes, schema)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
-        return Bound(config=config, frame=batch, is_keyless=True)
+        return Bound(config=config, frame=batch, is_keyless=True, changes=changes)
     config, batch = _with_sequence(config, batch, schema)
     if is_typed and config.keeps_order:
         batch = _typed_as_in_target(config, batch, schema)
     if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
-        return Bound(config=config, frame=batch)
+        return Bound(config=config, frame=batch, changes=changes)
     if config.columns or config.except_columns:
         in_target = {name.lower() for name in schema.names}
         written = config.written_columns(batch.columns)
@@ -70,7 +82,7 @@ def bind(config: SinkConfig, batch: DataFrame, schema: StructType, *, is_typed: 
         batch = batch.withColumn(COLUMN_SEQUENCES, F.lit(None).cast(partial.sequences_type))
         if config.columns:
             config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
-    return Bound(config=config, frame=batch, partial=partial)
+    return Bound(config=config, frame=batch, partial=partial, changes=changes)
 
 
 def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:

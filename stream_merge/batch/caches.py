@@ -50,6 +50,7 @@ class SinkCaches:
         writes_ahead: Whether what the last batch wrote did not depend on the target, so that this one's probably does
             not either.
         left_out: The sets of columns that the target lacks and that were looked at already.
+        told: What was logged of columns that have changed.
         reach: Which remembered deletes changes could be older than in the last batch.
         moved_schemas: The schemas of the files that hold values of rows which got another key.
         checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
@@ -62,6 +63,7 @@ class SinkCaches:
     had_newer_rows: bool = False
     writes_ahead: bool = False
     left_out: set[frozenset[str]] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
     reach: Reach = field(default_factory=Reach)
     moved_schemas: MovedSchemas = field(default_factory=MovedSchemas)
     checked_log_stores: set[str] = field(default_factory=set)

@@ -10,6 +10,7 @@ from stream_merge.batch.attempts import checked_plan
 from stream_merge.batch.bind import bind
 from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.column_checks import check_columns
+from stream_merge.batch.schema_changes import schema_changes_of
 from stream_merge.batch.target import missing_columns
 from stream_merge.bridge import sessions
 from stream_merge.bridge.table import open_table
@@ -71,7 +72,7 @@ def _ordered(
 ) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
     """Return the sink and the batch as bound to the target without the columns that it lacks, and lines about them."""
     schema = transaction.struct_type
-    bound = bind(config, frame, schema)
+    bound = bind(config, frame, schema, schema_changes_of(config, frame, transaction))
     ordered, sequenced, partial = bound.config, bound.frame, bound.partial
     added = missing_columns(config, frame, schema)
     lines = []

@@ -96,11 +96,15 @@ def changes_of(
         store: What the version remembers, if the sink keeps tombstones.
     """
     schema = transaction.struct_type
-    rows = bound.frame if accepted.rows is batch.frame else bind(batch.config, accepted.rows, schema).frame
+    rows, truncates = bound.frame, accepted.truncates
+    if accepted.rows is not batch.frame:
+        rows = bind(batch.config, accepted.rows, schema, bound.changes).frame
+    if truncates is not None:
+        truncates = bind(batch.config, truncates, schema, bound.changes).frame
     changes = Changes(
         bound=bound,
         rows=rows,
-        truncates=None if accepted.truncates is None else bind(batch.config, accepted.truncates, schema).frame,
+        truncates=truncates,
         moves=None,
         partial=bound.partial,
         unset=accepted.unset,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from stream_merge.batch.attempt import Attempt
 from stream_merge.batch.micro_batch import MicroBatch
+from stream_merge.batch.schema_changes import written_names
 from stream_merge.bridge import sessions
 from stream_merge.bridge.self_read import SelfRead
 from stream_merge.bridge.transaction import Transaction
@@ -149,6 +150,11 @@ def _stage_tombstones(batch: MicroBatch, attempt: Attempt, store: TombstoneStore
         remembered, counts = store.next_state(
             attempt.source.num_deletes, attempt.transaction.version, partial=attempt.reduction.changes.partial
         )
+    # A batch that has only deletes may have columns of the table that the source does not have.
+    if batch.config.follows_columns and attempt.source.num_rows > attempt.source.num_deletes:
+        bound = attempt.reduction.changes.bound
+        columns = {*remembered.columns, *written_names(bound.config, bound.frame.columns)}
+        remembered = replace(remembered, columns=tuple(sorted(columns)))
     staged.counts |= counts
     has_files = bool(staged.counts.get("num_target_files_added") or staged.changes.removes)
     is_new = store.is_truncated or remembered.files != store.state.files

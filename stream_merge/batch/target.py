@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, StructType
 
+from stream_merge.batch.alterations import prepare_columns
 from stream_merge.batch.applied import last_applied
 from stream_merge.batch.bind import bind
 from stream_merge.batch.micro_batch import MicroBatch
@@ -173,14 +174,16 @@ def _other_types(path: str, kept: DataType, wanted: DataType) -> Iterator[tuple[
 
 
 def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
-    """Add the columns and the table feature that the sink needs to keep order, in one commit.
+    """Alter the table as the batch's columns ask, and add what the sink needs to keep order, that in one commit.
 
     Returns:
         The transaction, opened anew when something was changed.
 
     Raises:
+        SchemaChangedError: The sink stops when the source's columns change, and they have.
         UnsupportedTableError: The sequence was widened, and the table property that allows it was taken away since.
     """
+    transaction = prepare_columns(config, batch, table, transaction)
     schema = transaction.struct_type
     outgrown = outgrown_sequences(config, batch, schema)
     if outgrown and transaction.properties.get("delta.enableTypeWidening", "false").lower() != "true":

@@ -1,11 +1,14 @@
-"""Gives an existing table new columns and a table feature in one commit, for which Delta's SQL takes two."""
+"""Gives an existing table new columns and a table feature in one commit, for which Delta's SQL takes two.
+
+Also tells what Delta's releases can do with its columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class, option, scala_map, seq, translate
+from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class, load_class, option, scala_map, seq, translate
 from stream_merge.bridge.table import Table
 
 
@@ -36,6 +39,12 @@ def add_columns_and_feature(table: Table, types: Mapping[str, str], feature: str
         handle.commit(seq(jvm, []), _operation(jvm, schema, added), scala_map(jvm, {}))
     except JVM_ERRORS as error:
         raise translate(error) from error
+
+
+def merges_widen_all_types(table: Table) -> bool:
+    """Return whether Delta's MERGE can widen every type that ALTER TABLE can, as from an integer to a DOUBLE."""
+    settings = load_class(table.jvm, "org.apache.spark.sql.delta.sources.DeltaSQLConf$")
+    return any(str(method.getName()) == "DELTA_ALLOW_AUTOMATIC_WIDENING" for method in settings.getMethods())
 
 
 def _operation(jvm: Any, schema: Any, added: Sequence[str]) -> Any:

@@ -380,6 +380,8 @@ def analyse(
     if may_evolve_schema:
         # In Delta 4.0, only the session's setting can say it.
         settings["spark.databricks.delta.schema.autoMerge.enabled"] = "true"
+        # Types are widened if the table has type widening; by default not from one kind of number to another.
+        settings["spark.databricks.delta.typeWidening.allowAutomaticWidening"] = "ALWAYS"
     if has_char_columns:
         # Spark pads CHAR columns on read, by a projection that gives them other ids than the resolved expressions refer
         # to. Delta pads them on write, which is enough.

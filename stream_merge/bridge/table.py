@@ -147,15 +147,24 @@ class Table:
     def add_columns(self, types: Mapping[str, str]) -> None:
         """Add columns to the schema in a separate commit."""
         columns = ", ".join(f"`{name}` {sql_type}" for name, sql_type in types.items())
-        try:
-            self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} ADD COLUMNS ({columns})")
-        except JVM_ERRORS as error:
-            raise translate(error) from error
+        self._alter(f"ADD COLUMNS ({columns})")
 
     def widen_column(self, path: str, sql_type: str) -> None:
         """Widen the type of a column, or of a part of one, in a separate commit; `path` is written as in SQL."""
+        self._alter(f"CHANGE COLUMN {path} TYPE {sql_type}")
+
+    def drop_not_null(self, column: str) -> None:
+        """Let a column be NULL, in a separate commit; its name is written as in SQL."""
+        self._alter(f"ALTER COLUMN {column} DROP NOT NULL")
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Set table properties in a separate commit."""
+        pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        self._alter(f"SET TBLPROPERTIES ({pairs})")
+
+    def _alter(self, change: str) -> None:
         try:
-            self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} CHANGE COLUMN {path} TYPE {sql_type}")
+            self.spark.sql(f"ALTER TABLE {sql_name(self.spark, self.name)} {change}")
         except JVM_ERRORS as error:
             raise translate(error) from error
 

@@ -70,6 +70,7 @@ class TombstoneManifest:
         horizon: The highest sequence of a forgotten tombstone, as JSON; None if none was forgotten.
         truncated: The sequence of the newest TRUNCATE, as JSON.
         older_columns: Lower-case names of the columns that may be older than their row; None if unknown.
+        columns: Lower-case names of the columns that batches had, for a sink that follows the columns of its source.
     """
 
     keys: tuple[str, ...]
@@ -80,6 +81,7 @@ class TombstoneManifest:
     horizon: str | None = None
     truncated: str | None = None
     older_columns: tuple[str, ...] | None = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -109,6 +111,7 @@ class TombstoneManifest:
             files=tuple(TombstoneFile(**file) for file in values.pop("files")),
             retired=tuple(RetiredFile(**file) for file in values.pop("retired", ())),
             older_columns=_names(values.pop("older_columns", ())),
+            columns=tuple(values.pop("columns", ())),
             **values,
         )
 

@@ -55,6 +55,8 @@ def test_what_is_learnt_is_checked_when_it_is_known():
         {"keys": "id", "output_mode": "update", "merge_schema": True},
         {"keys": "id", "output_mode": "append", "strategy": "copy_on_write", "locator": "scan"},
         {"keys": "id", "max_commit_retries": 0},
+        {"keys": "id", "schema_changes": "lenient", "columns": ["a"]},
+        {**KEYLESS, "schema_changes": "error"},
         {"keys": "id", "skip_unchanged": True, "merge_schema": True},
         {"keys": "id", "max_commit_retries": 1000},
         {"keys": "id", "source_alias": "s", "target_alias": "t"},
@@ -153,6 +155,12 @@ def test_good_options_have_no_fault(options):
             {"keys": "id", "overwrite_schema": True, "merge_schema": True},
             "overwrite_schema and merge_schema exclude each other; set one of them",
         ),
+        (
+            {"keys": "id", "schema_changes": "evolve", "merge_schema": True},
+            "schema_changes='evolve' says what becomes of new columns; leave merge_schema out",
+        ),
+        ({"keys": "id", "schema_changes": "x"}, "schema_changes='x' is not one of evolve, lenient, ignore, error"),
+        ({"on": "true", "schema_changes": "evolve"}, "schema_changes needs keys"),
         (
             {"keys": "id", "skip_unchanged": True, "check_cardinality": False},
             "skip_unchanged needs check_cardinality: one of several matches of a row may change it",

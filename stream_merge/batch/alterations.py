@@ -1,0 +1,76 @@
+"""Alters a table before a batch where Delta cannot do it in the batch's commit; new columns and types come with that.
+
+Each step leaves a table that is right for the rows it has, so that a process may be killed between them.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import DataFrame
+
+from stream_merge.batch.schema_changes import WIDENING, SchemaChanges, needs_ntz, schema_changes_of
+from stream_merge.bridge.extension import merges_widen_all_types
+from stream_merge.bridge.table import Table
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.config import SinkConfig
+from stream_merge.sql import quote
+from stream_merge.steps import reached
+from stream_merge.widening import in_same_family
+
+logger: logging.Logger = logging.getLogger("stream_merge")
+
+_NTZ = "timestampNtz"
+
+
+def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
+    """Give a table the properties that its new columns and types need, and wider keys; let columns be NULL.
+
+    Args:
+        config: The sink as the user configured it.
+        batch: The batch as it arrived.
+        table: The table.
+        transaction: Its newest version.
+
+    Returns:
+        The transaction, opened anew when something was changed.
+
+    Raises:
+        SchemaChangedError: The sink stops at changes, and there are some.
+    """
+    changes = schema_changes_of(config, batch, transaction)
+    properties = _needed_properties(changes, transaction)
+    if properties:
+        logger.warning(
+            "%s: setting %s for new columns and types; readers without these features cannot read the table any more",
+            table.name,
+            ", ".join(f"{name}={value}" for name, value in properties.items()),
+        )
+        table.set_properties(properties)
+        reached("properties_set")
+    for name in changes.nullable:
+        logger.warning("%s: %s loses NOT NULL: the source has no values for it any more", table.name, name)
+        table.drop_not_null(quote(name))
+    types = {field.name: field.dataType for field in transaction.struct_type.fields}
+    first = _widened_first(config)
+    for name, kind in changes.widened.items():
+        is_first = config.before is not None or name.lower() in first
+        if is_first or not (in_same_family(types[name], kind) or merges_widen_all_types(table)):
+            logger.info("%s: widening %s to %s", table.name, name, kind.simpleString().upper())
+            table.widen_column(quote(name), kind.simpleString())
+            reached("widened")
+    return transaction if changes.is_nothing else table.begin()
+
+
+def _widened_first(config: SinkConfig) -> set[str]:
+    """Return the columns whose values batch, table and remembered deletes compare: they have one type in a merge."""
+    return {name.lower() for name in (*config.keys, *config.sequence_columns)}
+
+
+def _needed_properties(changes: SchemaChanges, transaction: Transaction) -> dict[str, str]:
+    properties = {}
+    if changes.widened and transaction.properties.get(WIDENING, "").lower() != "true":
+        properties[WIDENING] = "true"
+    if needs_ntz(changes) and _NTZ not in (transaction.protocol.get("writerFeatures") or []):
+        properties[f"delta.feature.{_NTZ}"] = "supported"
+    return properties

@@ -1,0 +1,312 @@
+"""Decides what the columns of a batch ask of a table, and puts the batch in terms of the table's new columns."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    AtomicType,
+    BinaryType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from stream_merge.bridge.transaction import Transaction
+from stream_merge.column_names import RESERVED_PREFIX
+from stream_merge.config import SinkConfig
+from stream_merge.errors import SchemaChangedError
+from stream_merge.sql import quote
+from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
+from stream_merge.widening import wider
+
+logger: logging.Logger = logging.getLogger("stream_merge")
+
+WIDENING = "delta.enableTypeWidening"
+_NESTED = (StructType, ArrayType, MapType)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaChanges:
+    """What the columns of a batch ask of a table.
+
+    Attributes:
+        added: The columns that the table gets, with the batch's names and types.
+        widened: The new types of columns of the table, by its names for them.
+        replaced: For columns of the batch that a column of the table cannot take, the column that takes the values.
+        misfits: The columns whose values the table's type cannot hold, with both types: the table's, the batch's.
+        dropped: The columns of the table that the source had, and has no more.
+        nullable: The columns that lose NOT NULL, since the source has no values for them.
+    """
+
+    added: tuple[StructField, ...] = ()
+    widened: Mapping[str, DataType] = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    misfits: tuple[tuple[str, DataType, DataType], ...] = ()
+    dropped: tuple[StructField, ...] = ()
+    nullable: tuple[str, ...] = ()
+
+    @property
+    def alters_table(self) -> bool:
+        """Whether the table's columns change with the batch."""
+        return bool(self.added or self.widened)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the batch fits the table as it is."""
+        return self == NOTHING
+
+    def texts(self) -> Iterator[str]:
+        """Yield what has changed, in words."""
+        for added in self.added:
+            yield f"{added.name} ({added.dataType.simpleString().upper()}) is new"
+        for name, kind in self.widened.items():
+            yield f"{name} needs the wider type {kind.simpleString().upper()}"
+        for name, kept, sent in self.misfits:
+            types = kept.simpleString().upper(), sent.simpleString().upper()
+            yield f"{name} is {types[1]} in the source and {types[0]} in the table, which cannot hold all its values"
+        for dropped in self.dropped:
+            yield f"{dropped.name} is no column of the source any more"
+
+
+NOTHING = SchemaChanges()
+
+
+def find_schema_changes(
+    table: StructType,
+    source: StructType,
+    mode: str | None,
+    *,
+    gone: Collection[str] = (),
+    fixed: Collection[str] = (),
+    can_widen: bool = True,
+) -> SchemaChanges:
+    """Return what the columns of a batch ask of a table.
+
+    Args:
+        table: The table's schema.
+        source: The columns of the batch that are written.
+        mode: The sink's `schema_changes`.
+        gone: Lower-case names of columns that earlier batches had, and this one does not have.
+        fixed: Lower-case names of columns that no other column can stand for: those of keys and sequence.
+        can_widen: Whether the table may get type widening.
+    """
+    if mode is None or mode == "ignore":
+        return NOTHING
+    kept = {each.name.lower(): each for each in table.fields}
+    sent = {each.name.lower() for each in source.fields}
+    added, misfits = [], []
+    widened: dict[str, DataType] = {}
+    replaced: dict[str, str] = {}
+    nullable = []
+    for each in source.fields:
+        name = each.name.lower()
+        if name not in kept:
+            added.append(each)
+            continue
+        kind = _holding(kept[name].dataType, each.dataType)
+        if kind is not None and kind.simpleString() == kept[name].dataType.simpleString():
+            continue
+        if kind is not None and (can_widen or not _is_widened(kept[name].dataType, kind)):
+            widened[kept[name].name] = kind
+            continue
+        other = f"{each.name}__{_in_name(each.dataType)}"
+        there = kept.get(other.lower())
+        is_free = other.lower() not in sent and (there is None or there.dataType == each.dataType)
+        if mode != "lenient" or name in fixed or not is_free:
+            misfits.append((kept[name].name, kept[name].dataType, each.dataType))
+            continue
+        replaced[each.name] = other
+        if there is None:
+            added.append(StructField(other, each.dataType))
+        if not kept[name].nullable:
+            nullable.append(kept[name].name)
+    taken = {name.lower() for name in replaced.values()}
+    dropped = tuple(kept[name] for name in kept if name in gone and name not in {*sent, *taken, *fixed})
+    return SchemaChanges(
+        added=tuple(added),
+        widened=widened,
+        replaced=replaced,
+        misfits=tuple(misfits),
+        dropped=dropped,
+        nullable=(*nullable, *(each.name for each in dropped if not each.nullable)),
+    )
+
+
+def decoded_type(kept: DataType, sent: DataType, mode: str | None) -> DataType:
+    """Return the type in which to decode the values of a column, so that the sink finds the change that it makes.
+
+    Args:
+        kept: The column's type in the table.
+        sent: Its type in the source.
+        mode: The sink's `schema_changes`.
+    """
+    if mode is None or mode == "ignore":
+        return kept
+    holding = _holding(kept, sent)
+    if holding is not None:
+        return holding
+    return kept if mode == "evolve" else sent
+
+
+def can_hold(kept: DataType, sent: DataType) -> bool:
+    """Return whether a column's type holds all values of another type that Debezium's records are read in."""
+    # What has no zone is read as UTC.
+    is_utc = isinstance(kept, TimestampType) and isinstance(sent, TimestampNTZType)
+    holding = _holding(kept, sent)
+    return is_utc or (holding is not None and holding.simpleString() == kept.simpleString())
+
+
+def schema_changes_of(config: SinkConfig, batch: DataFrame, transaction: Transaction) -> SchemaChanges:
+    """Return what a batch asks of a version of its table.
+
+    Raises:
+        SchemaChangedError: The sink has `schema_changes="error"`, and something has changed.
+    """
+    mode = config.schema_changes
+    if not config.follows_columns:
+        return NOTHING
+    given = {name.lower() for name in batch.columns}
+    written = {*config.written_columns(batch.columns)}
+    table, is_keyless = transaction.struct_type, config.before is not None
+    # Every column of a table without a key identifies the row.
+    fixed = {*given} if is_keyless else {name.lower() for name in (*config.keys, *config.sequence_columns)}
+    gone: set[str] = set()
+    # With columns of its own, a sink may be one of several of the table.
+    remembers = config.keeps_tombstones and not is_keyless and not config.columns
+    if remembers and any(name.lower() not in given for name in table.names):
+        text = transaction.domain_metadata(DOMAIN)
+        gone = set() if text is None else {*TombstoneManifest.from_json(text).columns} - given
+    changes = find_schema_changes(
+        table,
+        StructType([each for each in batch.schema.fields if each.name in written]),
+        mode,
+        gone=gone,
+        fixed=fixed,
+        can_widen=transaction.properties.get(WIDENING, "true").lower() == "true",
+    )
+    if mode == "error" and not changes.is_nothing:
+        raise SchemaChangedError(config.target, tuple(changes.texts()))
+    return changes
+
+
+def with_schema_changes(
+    config: SinkConfig, batch: DataFrame, changes: SchemaChanges, schema: StructType
+) -> tuple[SinkConfig, DataFrame]:
+    """Return a sink that alters its table where needed, and the batch with the columns that the table will have.
+
+    Args:
+        config: The sink.
+        batch: The batch, of whose rows all that was found holds.
+        changes: What the batch asks of the table.
+        schema: The table's schema.
+    """
+    if changes.is_nothing:
+        return config, batch
+    types = {each.name.lower(): each.dataType for each in schema.fields}
+    casts = {name.lower(): kind for name, kind in changes.widened.items() if not isinstance(kind, _NESTED)}
+
+    def columns() -> Iterator[Column]:
+        for name in batch.columns:
+            value = F.col(quote(name))
+            if name in changes.replaced:
+                yield F.lit(None).cast(types[name.lower()]).alias(name)
+                yield value.alias(changes.replaced[name])
+            else:
+                yield value.cast(casts[name.lower()]).alias(name) if name.lower() in casts else value
+        for each in changes.dropped:
+            yield F.lit(None).cast(each.dataType).alias(each.name)
+
+    if casts or changes.replaced or changes.dropped:
+        batch = batch.select(*columns())
+    if changes.alters_table:
+        config = replace(config, merge_schema=True)
+    if config.columns:
+        config = replace(config, columns=(*config.columns, *changes.replaced.values()))
+    return config, batch
+
+
+def without_schema_changes(rows: DataFrame, columns: Sequence[str], changes: SchemaChanges) -> DataFrame:
+    """Return rows of `with_schema_changes` under the names of the batch, for another version of the table.
+
+    Args:
+        rows: The rows.
+        columns: The batch's columns.
+        changes: What the batch asked of the table.
+    """
+    if changes.is_nothing:
+        return rows
+    return rows.select(*[F.col(quote(changes.replaced.get(name, name))).alias(name) for name in columns])
+
+
+def written_names(config: SinkConfig, columns: Collection[str]) -> set[str]:
+    """Return the lower-case names of the columns of a batch that a sink writes, without those of its own."""
+    names = {name.lower() for name in config.written_columns(list(columns))}
+    return {name for name in names if not name.startswith(RESERVED_PREFIX)}
+
+
+def tell_schema_changes(name: str, changes: SchemaChanges, told: set[str]) -> None:
+    """Log what has changed, each change once.
+
+    Args:
+        name: The batch's name.
+        changes: What it asks of the table.
+        told: What was logged before, to which this is added.
+    """
+    texts = dict.fromkeys(replace(changes, misfits=()).texts(), logging.INFO)
+    for column, kept, sent in changes.misfits:
+        kinds = kept.simpleString().upper(), sent.simpleString().upper()
+        texts[
+            f"{column} is {kinds[1]} in the source and {kinds[0]} in the table; a value that {kinds[0]} cannot hold is "
+            "an error, or goes to the quarantine. Give the table a column of the new type, or set "
+            'schema_changes="lenient", which gives the values a column of their own'
+        ] = logging.WARNING
+    for column, other in changes.replaced.items():
+        texts[
+            f"the table's {column} cannot hold the values of the source any more; they go to {other}, and {column} is "
+            "NULL in rows that change from now on"
+        ] = logging.WARNING
+    for text, level in texts.items():
+        if text not in told:
+            told.add(text)
+            logger.log(level, "%s: %s", name, text)
+
+
+def needs_ntz(changes: SchemaChanges) -> bool:
+    """Return whether the table gets a column of the type TIMESTAMP_NTZ, for which it needs a table feature."""
+    kinds = [*(each.dataType for each in changes.added), *changes.widened.values()]
+    return any(TimestampNTZType().simpleString() in kind.simpleString() for kind in kinds)
+
+
+def _holding(kept: DataType, sent: DataType) -> DataType | None:
+    """Return the type for a column of the table that holds old and new values; None if there is none."""
+    if isinstance(kept, StringType) and isinstance(sent, AtomicType) and not isinstance(sent, BinaryType):
+        return kept
+    return wider(kept, sent)
+
+
+def _is_widened(kept: DataType, kind: DataType) -> bool:
+    """Return whether a type that the table has changes, beside fields that are added."""
+    if isinstance(kept, StructType) and isinstance(kind, StructType):
+        types = {each.name.lower(): each.dataType for each in kind.fields}
+        return any(_is_widened(each.dataType, types[each.name.lower()]) for each in kept.fields)
+    if isinstance(kept, ArrayType) and isinstance(kind, ArrayType):
+        return _is_widened(kept.elementType, kind.elementType)
+    if isinstance(kept, MapType) and isinstance(kind, MapType):
+        return _is_widened(kept.keyType, kind.keyType) or _is_widened(kept.valueType, kind.valueType)
+    return kept.simpleString() != kind.simpleString()
+
+
+def _in_name(kind: DataType) -> str:
+    """Return a type as a part of a column's name: decimal_12_2."""
+    return re.sub(r"\W+", "_", kind.simpleString()).strip("_")

@@ -1,0 +1,294 @@
+"""Tables that follow the columns of their source (`schema_changes`), compared with rows and with Delta's own MERGE."""
+
+from __future__ import annotations
+
+import logging
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from delta.tables import DeltaTable
+
+from stream_merge import merge_sink
+from stream_merge.errors import SchemaChangedError, StreamMergeError
+from tests.spark.delta_log import actions_of, latest_version
+
+AT = datetime.fromisoformat("2026-01-02T03:00:00")
+WIDENING = {"delta.enableTypeWidening": "true"}
+
+
+def following(path: str, mode: str = "evolve", **options: Any) -> Any:
+    options = {"keys": "id", "sequence_by": "s", "except_columns": ["s"], **options}
+    return merge_sink(path, schema_changes=mode, **options)
+
+
+def schema_of(spark, path):
+    return {each.name: each.dataType.simpleString() for each in spark.read.format("delta").load(path).schema}
+
+
+def operations(spark, path, since=0):
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").where(f"version > {since}").orderBy("version")
+    return [row["operation"] for row in history.collect()]
+
+
+def changed_schemas(path, since=0):
+    """Return the versions whose commits change the metadata."""
+    return [v for v in range(since + 1, latest_version(path) + 1) if actions_of(path, v, "metaData")]
+
+
+@pytest.mark.core
+@pytest.mark.any_strategy
+@pytest.mark.parametrize(
+    "properties",
+    [{}, {"delta.enableChangeDataFeed": "true", "delta.columnMapping.mode": "name"}],
+    ids=["plain", "change feed and mapping"],
+)
+def test_new_columns_and_types_come_with_the_batch(
+    spark, create_table, create_source, read_rows, deletion_vectors, properties, tmp_path
+):
+    schema, row = "id INT, n INT, d DECIMAL(8, 2), f FLOAT, p STRUCT<a: INT>, l ARRAY<INT>, own STRING", (
+        1, 1, Decimal("1.25"), 0.5, (1,), [1], "mine",
+    )  # fmt: skip
+    path = create_table(schema, [row], deletion_vectors=deletion_vectors, properties=properties | WIDENING)
+    twin = create_table(schema, [row], path=str(tmp_path / "twin"), properties=properties | WIDENING)
+    sink = following(path)
+    sink.merge(create_source("id INT, n INT, s INT", [(2, 2, 1)]))
+    before = latest_version(path)
+    source = create_source(
+        "id INT, n BIGINT, d DECIMAL(12, 4), f DOUBLE, p STRUCT<a: BIGINT, b: STRING>, l ARRAY<BIGINT>, new DATE, "
+        "s INT",
+        [
+            (1, 2**40, Decimal("1.0625"), 0.1, (2**40, "x"), [2**40], date(2026, 1, 1), 2),
+            (3, 3, Decimal("3.5"), 3.0, (3, None), [3], None, 2),
+        ],
+    )
+    sink.merge(source)
+    # One commit has rows, columns, types and the micro-batch.
+    assert (operations(spark, path, before), changed_schemas(path, before)) == (["MERGE"], [before + 1])
+    assert read_rows(path, "id", "n", "d", "f", "p", "l", "new", "own") == [
+        (1, 2**40, Decimal("1.0625"), 0.1, (2**40, "x"), [2**40], date(2026, 1, 1), "mine"),
+        (2, 2, None, None, None, None, None, None),
+        (3, 3, Decimal("3.5000"), 3.0, (3, None), [3], None, None),
+    ]
+    if properties:
+        feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", before + 1)
+        images = feed.load(path).orderBy("id", "_change_type").select("_change_type", "id", "n", "d", "p", "new")
+        assert images.collect() == [
+            ("update_postimage", 1, 2**40, Decimal("1.0625"), (2**40, "x"), date(2026, 1, 1)),
+            ("update_preimage", 1, 1, Decimal("1.2500"), (1, None), None),
+            ("insert", 3, 3, Decimal("3.5000"), (3, None), None),
+        ]
+    # The next batches find the table as they need it, and so does one of the old types.
+    sink.merge(create_source("id INT, n INT, d DECIMAL(8, 2), s INT", [(1, 7, Decimal("7.25"), 3)]))
+    assert changed_schemas(path, before + 1) == []
+    assert read_rows(path, "n", "d")[2] == (7, Decimal("7.2500"))
+    merge = DeltaTable.forPath(spark, twin).alias("t").merge(source.drop("s").alias("s"), "t.id = s.id")
+    merge.withSchemaEvolution().whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+    ours, theirs = (spark.read.format("delta").load(each).schema for each in (path, twin))
+    assert [each for each in ours if not each.name.startswith("_stream_merge_")] == list(theirs)
+
+
+@pytest.mark.any_strategy
+def test_a_table_gets_what_its_new_columns_need(
+    spark, create_table, create_source, read_rows, deletion_vectors, caplog
+):
+    path = create_table("id INT, n INT, w INT", [(1, 1, 1)], deletion_vectors=deletion_vectors)
+    sink = following(path)
+    columns = "id INT, n DOUBLE, w DECIMAL(12, 2), at TIMESTAMP_NTZ, s INT"
+    with caplog.at_level(logging.WARNING, "stream_merge"):
+        sink.merge(create_source(columns, [(1, 1.5, Decimal("2.25"), AT, 1)]))
+    assert read_rows(path, "id", "n", "w", "at") == [(1, 1.5, Decimal("2.25"), AT)]
+    assert caplog.messages == [
+        f"{path}: setting delta.enableTypeWidening=true, delta.feature.timestampNtz=supported for new columns and "
+        "types; readers without these features cannot read the table any more"
+    ]
+    # A property that is set to false is a ban.
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'false')")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS (m INT)")
+    sink.merge(create_source("id INT, m BIGINT, s INT", [(1, 5, 2)]))
+    assert (schema_of(spark, path)["m"], read_rows(path, "id", "m")) == ("int", [(1, 5)])
+    with pytest.raises(StreamMergeError):
+        sink.merge(create_source("id INT, m BIGINT, s INT", [(1, 2**40, 3)]))
+    assert read_rows(path, "id", "m") == [(1, 5)]
+
+
+def test_a_column_of_a_constraint(spark, create_table, create_source, read_rows):
+    path = create_table("id INT, n INT", [(1, 1)], properties=WIDENING, constraints={"positive": "n > 0"})
+    with pytest.raises(StreamMergeError) as refused:
+        following(path).merge(create_source("id INT, n BIGINT, s INT", [(1, 2**40, 1)]))
+    assert "positive" in str(refused.value)
+    assert read_rows(path, "id", "n") == [(1, 1)]
+
+
+def test_updates_that_change_nothing_are_left_out_with_wider_types_too(create_table, create_source, read_rows):
+    path = create_table("id INT, n INT", [(1, 1), (2, 2)], properties=WIDENING)
+    sink = following(path, skip_unchanged=True, sequence_by=None, except_columns=())
+    result = sink.merge(create_source("id INT, n BIGINT", [(1, 1), (2, 2**40)]))
+    assert (result.num_unchanged_rows, read_rows(path)) == (1, [(1, 1), (2, 2**40)])
+
+
+@pytest.mark.core
+def test_a_column_that_the_source_drops_is_null_in_rows_that_change(
+    create_table, create_source, read_rows, deletion_vectors
+):
+    path = create_table("id INT, own STRING", [(1, "o"), (2, "o"), (3, "o")], deletion_vectors=deletion_vectors)
+    rows = [(key, f"a{key}", f"b{key}", 1) for key in (1, 2, 3)]
+    following(path).merge(create_source("id INT, a STRING, gone STRING, s INT", rows))
+    # A process that knows only what the table remembers.
+    following(path).merge(create_source("id INT, a STRING, s INT", [(1, "A", 3), (4, "A", 3)]))
+    expected = [(1, "A", None, "o"), (2, "a2", "b2", "o"), (3, "a3", "b3", "o"), (4, "A", None, None)]
+    assert read_rows(path, "id", "a", "gone", "own") == expected
+    # Late changes of the old columns: one is older than its row, the other newer.
+    late = create_source("id INT, a STRING, gone STRING, s INT", [(1, "late", "late", 2), (2, "late", "late", 2)])
+    following(path).merge(late)
+    expected[1] = (2, "late", "late", "o")
+    assert read_rows(path, "id", "a", "gone", "own") == expected
+
+
+@pytest.mark.any_strategy
+def test_not_null_goes_with_the_column_of_the_source(create_table, create_source, read_rows, deletion_vectors, spark):
+    columns = "id INT NOT NULL, gone STRING NOT NULL, d INT NOT NULL"
+    path = create_table(columns, deletion_vectors=deletion_vectors)
+    following(path).merge(create_source("id INT, gone STRING, d INT, s INT", [(1, "g", 1, 1)]))
+    following(path, "lenient").merge(create_source("id INT, d STRING, s INT", [(1, "x", 2), (2, "y", 2)]))
+    assert read_rows(path, "id", "gone", "d", "d__string") == [(1, None, None, "x"), (2, None, None, "y")]
+    assert [each.nullable for each in spark.read.format("delta").load(path).schema[:3]] == [False, True, True]
+
+
+@pytest.mark.any_strategy
+def test_single_columns_follow_too(spark, create_table, create_source, read_rows, deletion_vectors):
+    """Changes that leave columns alone: each column has the newest value that was set, whatever the type was then."""
+    path = create_table("id INT", deletion_vectors=deletion_vectors)
+
+    def merge(columns, *rows, mode="evolve"):
+        source = create_source(f"id INT, {columns}, left ARRAY<STRING>, s INT", rows)
+        following(path, mode, unchanged_columns="left", except_columns=["s", "left"]).merge(source)
+
+    merge("n INT, gone STRING", (1, 1, "g", None, 2), (2, 2, "g", None, 2), (3, 3, "g", None, 2))
+    merge("n BIGINT, new STRING", (1, None, "x", ["n"], 4), (2, 2**40, None, ["new"], 4))
+    assert schema_of(spark, path)["n"] == "bigint"
+    assert read_rows(path, "id", "n", "gone", "new") == [
+        (1, 1, None, "x"),
+        (2, 2**40, None, None),
+        (3, 3, "g", None),
+    ]
+    # Newer than the value of n in row 1, older than its other columns; and older than all in row 2.
+    merge("n INT, gone STRING", (1, 11, "late", None, 3), (2, 22, "late", None, 1), (3, None, "late", ["n"], 3))
+    assert read_rows(path, "id", "n", "gone", "new") == [
+        (1, 11, None, "x"),
+        (2, 2**40, None, None),
+        (3, 3, "late", None),
+    ]
+    merge("n STRING", (2, "text", None, 5), mode="lenient")
+    assert read_rows(path, "id", "n", "n__string")[1] == (2, None, "text")
+
+
+@pytest.mark.core
+def test_keys_and_sequences_are_widened_before_the_batch_and_deletes_stay(
+    spark, create_table, create_source, read_rows, deletion_vectors
+):
+    path = create_table("id INT, s INT, v STRING", [(1, 1, "a"), (2, 1, "b")], deletion_vectors=deletion_vectors)
+
+    def sink():
+        return following(path, except_columns=["op"], delete_when="op = 'd'")
+
+    sink().merge(create_source("id INT, s INT, v STRING, op STRING", [(1, 5, None, "d")]))
+    before = latest_version(path)
+    rows = [(1, 4, "older than the delete", "u"), (2**40, 4, "new", "u"), (2, 2**40, None, "d")]
+    sink().merge(create_source("id BIGINT, s BIGINT, v STRING, op STRING", rows))
+    assert operations(spark, path, before) == ["SET TBLPROPERTIES", "CHANGE COLUMN", "CHANGE COLUMN", "MERGE"]
+    assert read_rows(path, "id", "v") == [(2**40, "new")]
+    sink().merge(create_source("id INT, s INT, v STRING, op STRING", [(2, 9, "older", "u"), (1, 9, "newer", "u")]))
+    assert read_rows(path, "id", "v") == [(1, "newer"), (2**40, "new")]
+
+
+@pytest.mark.any_strategy
+def test_values_that_do_not_fit_are_set_aside_or_get_a_column(
+    spark, create_table, create_source, read_rows, deletion_vectors, caplog, tmp_path
+):
+    path = create_table("id INT, n INT", deletion_vectors=deletion_vectors)
+    first = create_source("id INT, n INT, s INT", [(1, 1, 1), (2, 2, 1)])
+    text = create_source("id INT, n STRING, s INT", [(1, "11", 2), (2, "many", 2)])
+    rejected = str(tmp_path / "rejected")
+    with caplog.at_level(logging.WARNING, "stream_merge"):
+        for _ in range(2):
+            following(path, quarantine=rejected).merge(first)
+            following(path, quarantine=rejected).merge(text)
+    assert read_rows(path, "id", "n") == [(1, 11), (2, 2)]
+    assert {row["reason"] for row in read_rows(rejected)} == {"n cannot be converted to INT: many"}
+    assert "n is STRING in the source and INT in the table; a value that INT cannot hold is an error" in caplog.text
+    with pytest.raises(StreamMergeError, match="many"):
+        following(path).merge(text)
+    caplog.clear()
+    sink = following(path, "lenient")
+    with caplog.at_level(logging.WARNING, "stream_merge"):
+        sink.merge(create_source("id INT, n STRING, s INT", [(2, "many", 3)]))
+        sink.merge(create_source("id INT, n STRING, s INT", [(3, "3", 3)]))
+    assert caplog.messages == [
+        f"{path}: the table's n cannot hold the values of the source any more; they go to n__string, and n is NULL in "
+        "rows that change from now on"
+    ]
+    assert read_rows(path, "id", "n", "n__string") == [(1, 11, None), (2, None, "many"), (3, None, "3")]
+    # A late change of the old type goes to the old column.
+    following(path, "lenient").merge(create_source("id INT, n INT, s INT", [(3, 33, 4), (2, 0, 2)]))
+    assert read_rows(path, "id", "n", "n__string") == [(1, 11, None), (2, None, "many"), (3, 33, None)]
+
+
+def test_a_sink_may_stop_or_leave_the_table_as_it_is(create_table, create_source, read_rows):
+    path = create_table("id INT, n INT, own INT", [(1, 1, 1)])
+    following(path, "error").merge(create_source("id INT, n INT, s INT", [(1, 2, 1)]))
+    version = latest_version(path)
+    with pytest.raises(SchemaChangedError) as stopped:
+        following(path, "error").merge(create_source("id BIGINT, new DATE, s INT", [(1, None, 2)]))
+    changes = ("new (DATE) is new", "id needs the wider type BIGINT", "n is no column of the source any more")
+    assert stopped.value.changes == changes
+    assert str(stopped.value) == (
+        f"{path}: the columns of the source have changed: {'; '.join(changes)}. Change the table to fit, or set "
+        'schema_changes to "evolve", "lenient" or "ignore".'
+    )
+    assert latest_version(path) == version
+    following(path, "ignore").merge(create_source("id BIGINT, new DATE, s INT", [(1, None, 2), (2, None, 2)]))
+    assert read_rows(path, "id", "n", "own") == [(1, 2, 1), (2, None, None)]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("ADD COLUMNS (new INT)", ("bigint", "int")),
+        ("ADD COLUMNS (new BIGINT)", ("bigint", "bigint")),
+        ("CHANGE COLUMN n TYPE BIGINT", ("bigint", "int")),
+        ("CHANGE COLUMN n TYPE DECIMAL(20, 0)", ("decimal(20,0)", "int")),
+    ],
+)
+def test_another_writer_may_alter_the_table_first(
+    spark, create_table, create_source, read_rows, at_step, deletion_vectors, change, expected
+):
+    path = create_table("id INT, n INT", [(1, 1)], deletion_vectors=deletion_vectors, properties=WIDENING)
+    sink = following(path)
+    sink.merge(create_source("id INT, n INT, s INT", [(2, 2, 1)]))
+    at_step("before_commit", lambda: spark.sql(f"ALTER TABLE delta.`{path}` {change}"))
+    result = sink.merge(create_source("id INT, n BIGINT, new INT, s INT", [(1, 2**40, 7, 2), (3, 3, 8, 2)]))
+    assert result.num_commit_attempts == 2
+    assert (schema_of(spark, path)["n"], schema_of(spark, path)["new"]) == expected
+    assert read_rows(path, "id", "n", "new") == [(1, 2**40, 7), (2, 2, None), (3, 3, 8)]
+
+
+@pytest.mark.any_strategy
+def test_a_table_without_a_key_follows(spark, create_table, create_source, read_rows, deletion_vectors):
+    path = create_table("a INT", deletion_vectors=deletion_vectors)
+    options = {"keys": None, "before": "b", "delete_when": "op = 'd'", "except_columns": ["b", "op", "s"]}
+
+    def merge(columns, *rows):
+        source = create_source(f"{columns}, b STRUCT<{columns}>, op STRING, s INT", rows)
+        following(path, **options).merge(source)
+
+    merge("a: INT", (1, None, "c", 1), (1, None, "c", 2), (2, None, "c", 3))
+    merge("a: BIGINT, n: STRING", (2**40, "x", None, "c", 4), (5, "y", (1, None), "u", 5))
+    assert (schema_of(spark, path)["a"], read_rows(path, "a", "n")) == (
+        "bigint",
+        [(1, None), (2**40, "x"), (2, None), (5, "y")],
+    )
+    merge("a: INT", (None, (2,), "d", 6))
+    assert read_rows(path, "a", "n") == [(1, None), (2**40, "x"), (5, "y")]
