@@ -379,6 +379,9 @@ RECORDS = "key STRING, value STRING, topic STRING, partition INT, offset BIGINT"
          ["11: tables[0].cluster_by: excludes partition_by; give one of them"]),
         (PIPELINE + FILES + TABLE + 'write_columns = ["a"]\nexcept_columns = ["b"]\n',
          ["11: tables[0].except_columns: excludes write_columns; give one of them"]),
+        (PIPELINE + FILES + TABLE + 'schema_changes = "evolve"\nmerge_schema = true\n',
+         ["11: tables[0].merge_schema: excludes schema_changes, which says what is done with new columns; give one of "
+          "them"]),
         (PIPELINE + FILES + TABLE + 'partition_by = ["a"]\ncreate_if_missing = false\n',
          ["10: tables[0].partition_by: describes a new table; set create_if_missing = true, or leave it out"]),
         (PIPELINE + FILES + TABLE + "create_if_missing = false\n", []),

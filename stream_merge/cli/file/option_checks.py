@@ -282,6 +282,8 @@ def _option_faults(table: TableSettings) -> Iterator[tuple[str, str]]:
             yield "tombstone_retention", str(error)
     if table.partition_by and table.cluster_by:
         yield "cluster_by", "excludes partition_by; give one of them"
+    if table.schema_changes is not None and table.merge_schema:
+        yield "merge_schema", "excludes schema_changes, which says what is done with new columns; give one of them"
     if table.write_columns and table.except_columns:
         yield "except_columns", "excludes write_columns; give one of them"
     for option in ("partition_by", "cluster_by", "table_properties"):
@@ -300,6 +302,8 @@ def _decoding_faults(table: TableSettings, sections: _Sections) -> Iterator[tupl
     if decode.format == "debezium":
         yield from _debezium_faults(table, decode)
         return
+    if table.rename:
+        yield "rename", 'needs format = "debezium" in [decode], whose messages tell their columns'
     if table.keys is None:
         yield "keys", "is missing: the columns that identify a row"
     elif not table.keys:
@@ -318,6 +322,8 @@ def _decoding_faults(table: TableSettings, sections: _Sections) -> Iterator[tupl
 def _debezium_faults(table: TableSettings, decode: DecodeSettings) -> Iterator[tuple[str, str]]:
     if table.keys is not None and not table.keys and decode.keep_tombstones:
         yield "keys", "must name at least one column for keep_tombstones of [decode]: a tombstone has only a key"
+    if table.rename and table.columns is not None:
+        yield "rename", "needs columns from the messages' schema part; leave columns out"
     for option in ("sequence_by", "delete_when"):
         if getattr(table, option) is not None:
             yield option, 'is set by format = "debezium" of [decode], which would ignore it; leave it out'

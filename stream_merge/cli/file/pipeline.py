@@ -161,8 +161,15 @@ class TableSettings(Section):
     """What to do with rows that have NULL in a key."""
     create_if_missing: bool = True
     """Whether to create a missing table."""
+    schema_changes: Literal["evolve", "lenient", "ignore", "error"] | None = None
+    """What to do when the source's columns change: give the table new columns and wider types ("evolve"), put values
+    that the type of their column cannot hold into a new column as well ("lenient"), leave the table's columns as they
+    are ("ignore"), or stop ("error"). With "debezium" it is "evolve", unless `columns` are given; else "ignore"."""
+    rename: dict[str, str] = {}
+    """For columns that were renamed in the source, the column of the table in which each goes on, by its new name:
+    `{ email_address = "email" }`. Only with "debezium" and columns from the messages' schema part; not for keys."""
     merge_schema: bool = False
-    """Whether to add new columns of the rows to the table."""
+    """Whether to add new columns of the rows to the table, and do nothing else; in the place of `schema_changes`."""
     partition_by: list[str] = []
     """Partition columns of a new table."""
     cluster_by: list[str] = []
@@ -192,6 +199,12 @@ class TableSettings(Section):
     """Largest share of a micro-batch's rows that may go to the quarantine; above it the query stops."""
     max_commit_retries: int = Field(default=10, ge=0)
     """How often to retry a commit after a conflict."""
+
+    def schema_changes_of(self, decode: DecodeSettings) -> str | None:
+        """Return what is done when the source's columns change; None if `merge_schema` says it."""
+        if self.schema_changes is not None or "merge_schema" in self.model_fields_set:
+            return self.schema_changes
+        return "evolve" if decode.format == "debezium" and self.columns is None else None
 
     @field_validator("source")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -12,13 +12,14 @@ from pyspark.sql import types as T
 from pyspark.sql.functions import col
 
 from stream_merge import debezium
+from stream_merge.batch.schema_changes import can_hold, decoded_type
 from stream_merge.bridge.table import open_table
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.sources import CORRUPT_RECORD
 from stream_merge.debezium.fields import is_own, resolve_columns
 from stream_merge.debezium.keys import learn_keys
-from stream_merge.debezium.schemas import LearntColumns, learn_columns
+from stream_merge.debezium.schemas import LearntColumns, asked_as, learn_columns
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError, TargetNotFoundError
 from stream_merge.tombstones.history import remembered_keys
@@ -55,6 +56,7 @@ class Decoder:
     _learnt: LearntColumns | None = None
     _keys: tuple[str, ...] | None = None
     _may_lose_deletes: bool = True
+    _misfits: set[tuple[str, T.DataType]] = field(default_factory=set)
     _of_target: tuple[T.StructType, dict[str, debezium.Field]] | None = None
 
     @property
@@ -132,6 +134,12 @@ class Decoder:
         learnt = self._learn(records) if self._has_schema else None
         if learnt is not None:
             return self._as_in_target(learnt, present)
+        if self._has_schema is False and self.table.rename:
+            raise PipelineError(
+                f"tables.rename of {self.target} needs messages with a schema part (schemas.enable=true), which tells "
+                "which of the names a message has.",
+                ExitCode.USAGE,
+            )
         if self._has_schema is False:
             self._warn_of_lost_deletes(records)
         if present is None and self._has_schema is None and not self.decode.keep_tombstones:
@@ -148,7 +156,7 @@ class Decoder:
 
     def _learn(self, records: DataFrame) -> LearntColumns | None:
         try:
-            self._learnt = learn_columns(records, self._learnt)
+            self._learnt = learn_columns(records, self._learnt, mixed_as_text=True, renamed=self.table.rename)
         except ConfigError:
             # No message of this batch describes its columns; use those of earlier batches.
             if _has_schema_part(records):
@@ -183,21 +191,40 @@ class Decoder:
             self._may_lose_deletes = False
 
     def _as_in_target(self, learnt: LearntColumns, present: T.StructType | None) -> LearntColumns:
-        """Return the columns that the messages describe, with the target's types where it has them."""
+        """Return the columns that the messages describe, with the types that they will have in the target."""
         if present is None:
             return learnt
-        types = {f.name: f.dataType for f in present.fields}
+        mode = self.table.schema_changes_of(self.decode)
+        types = {
+            f.name: decoded_type(f.dataType, learnt.fields[f.name].data_type, mode)
+            for f in present.fields
+            if f.name in learnt.fields and not isinstance(f.dataType, _NESTED)
+        }
+
+        if mode == "evolve":
+            self._warn_of_misfits(learnt, types)
 
         def typed(fields: Mapping[str, debezium.Field]) -> dict[str, debezium.Field]:
-            return {
-                name: replace(each, type=types[name])
-                if name in types and not isinstance(types[name], _NESTED)
-                else each
-                for name, each in fields.items()
-            }
+            return {name: asked_as(each, types[name]) if name in types else each for name, each in fields.items()}
 
         spellings = tuple(replace(spelling, fields=typed(spelling.fields)) for spelling in learnt.spellings)
         return replace(learnt, fields=typed(learnt.fields), spellings=spellings)
+
+    def _warn_of_misfits(self, learnt: LearntColumns, types: Mapping[str, T.DataType]) -> None:
+        """Warn, once for each, of columns whose type in the target may not hold what the messages describe."""
+        for name, kind in types.items():
+            sent = learnt.fields[name].data_type
+            if can_hold(kind, sent) or (name, sent) in self._misfits:
+                continue
+            self._misfits.add((name, sent))
+            logger.warning(
+                "%s: column %s is %s in the messages and %s in the table, in whose type it is read; a value that does "
+                'not fit is an error. schema_changes = "lenient" gives such values a column of their own.',
+                self.target,
+                name,
+                sent.simpleString().upper(),
+                kind.simpleString().upper(),
+            )
 
     def _objects(self, records: DataFrame) -> DataFrame:
         if "value" not in records.columns:

@@ -284,6 +284,7 @@ def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
         "null_keys": settings.null_keys,
         "create_if_missing": settings.create_if_missing,
         "merge_schema": settings.merge_schema,
+        "schema_changes": settings.schema_changes_of(pipeline.decode),
         "strategy": settings.strategy,
         "locator": settings.locator,
         "tombstone_retention": parse_duration(settings.tombstone_retention),
