@@ -41,6 +41,9 @@ another key; all these come before `after_persist`.
 `remembering` and `remembered` surround the writing of tombstones, beside `locating` and `writing`; `forgetting` and
 `forgotten` surround their expiry and the merging of their files."""
 
+ALTERING_STEPS = ("altered",)
+"""Before `after_persist`, of a batch whose columns have changed: after each commit that alters the table before it."""
+
 MAINTENANCE_STEPS = ("compacting", "compacted", "compaction_committed", "vacuuming")
 """After `after_commit`, of some batches: `compacting` and `compacted` surround the rewriting of files, and
 `compaction_committed` follows its commit."""

@@ -47,10 +47,11 @@ def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transact
             ", ".join(f"{name}={value}" for name, value in properties.items()),
         )
         table.set_properties(properties)
-        reached("properties_set")
+        reached("altered")
     for name in changes.nullable:
         logger.warning("%s: %s loses NOT NULL: the source has no values for it any more", table.name, name)
         table.drop_not_null(quote(name))
+        reached("altered")
     types = {field.name: field.dataType for field in transaction.struct_type.fields}
     first = _widened_first(config)
     for name, kind in changes.widened.items():
@@ -58,7 +59,7 @@ def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transact
         if is_first or not (in_same_family(types[name], kind) or merges_widen_all_types(table)):
             logger.info("%s: widening %s to %s", table.name, name, kind.simpleString().upper())
             table.widen_column(quote(name), kind.simpleString())
-            reached("widened")
+            reached("altered")
     return transaction if changes.is_nothing else table.begin()
 
 

@@ -174,8 +174,7 @@ class SinkCaches:
             batch,
             clauses,
             own_columns=own_columns(config, partial),
-            may_evolve_schema=config.merge_schema,
-            has_char_columns=CHAR_VARCHAR in transaction.metadata["schemaString"],
+            settings=_settings(config, transaction),
         )
         if config.keeps_values and str(spark.conf.get("spark.sql.storeAssignmentPolicy")).upper() == "ANSI":
             resolved = with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
@@ -191,3 +190,19 @@ class SinkCaches:
             while len(self._resolved) > MAX_RESOLVED:
                 self._resolved.popitem(last=False)
         return resolved
+
+
+def _settings(config: SinkConfig, transaction: Transaction) -> dict[str, str]:
+    """Return settings of the session in which Delta resolves the statement."""
+    settings = {}
+    if config.merge_schema:
+        # In Delta 4.0, only the session's setting can say it.
+        settings["spark.databricks.delta.schema.autoMerge.enabled"] = "true"
+        if config.alters_columns:
+            # By default types are not widened from one kind of number to another.
+            settings["spark.databricks.delta.typeWidening.allowAutomaticWidening"] = "ALWAYS"
+    if CHAR_VARCHAR in transaction.metadata["schemaString"]:
+        # Spark pads CHAR columns on read, by a projection that gives them other ids than the resolved expressions refer
+        # to. Delta pads them on write, which is enough.
+        settings["spark.sql.readSideCharPadding"] = "false"
+    return settings

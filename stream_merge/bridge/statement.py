@@ -357,8 +357,7 @@ def analyse(
     clauses: Sequence[Clause],
     *,
     own_columns: Mapping[str, str],
-    may_evolve_schema: bool,
-    has_char_columns: bool,
+    settings: Mapping[str, str],
 ) -> ResolvedMerge:
     """Let Delta resolve a MERGE statement against an empty source with the batch's schema.
 
@@ -369,23 +368,12 @@ def analyse(
         batch: The batch, without the sink's own columns.
         clauses: The clauses from which the statement was made.
         own_columns: Types of the columns that the sink adds to the batch afterwards; SOURCE_ID is the last.
-        may_evolve_schema: Whether to add columns to the table that only the batch has.
-        has_char_columns: Whether the target has columns of type CHAR.
+        settings: Settings of the session to do this with, besides those of `spark`.
 
     Raises:
         StreamMergeError: Delta refuses the statement; the class tells why.
     """
     jvm: Any = spark._jvm
-    settings = {}
-    if may_evolve_schema:
-        # In Delta 4.0, only the session's setting can say it.
-        settings["spark.databricks.delta.schema.autoMerge.enabled"] = "true"
-        # Types are widened if the table has type widening; by default not from one kind of number to another.
-        settings["spark.databricks.delta.typeWidening.allowAutomaticWidening"] = "ALWAYS"
-    if has_char_columns:
-        # Spark pads CHAR columns on read, by a projection that gives them other ids than the resolved expressions refer
-        # to. Delta pads them on write, which is enough.
-        settings["spark.sql.readSideCharPadding"] = "false"
     if settings:
         spark = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
         for name, value in settings.items():

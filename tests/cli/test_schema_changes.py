@@ -60,7 +60,7 @@ NEW = [field("n", "double"), decimal("d", 12, 4), field("day", "int64", NOW), fi
 
 @pytest.mark.core
 @pytest.mark.every_case
-@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_restarted", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_table_follows_its_source(start, is_restarted):
     merge = start()
     old = {"n": 7, "gone": "g", "d": base64_of(125), "day": 10}
@@ -86,7 +86,6 @@ def test_a_table_follows_its_source(start, is_restarted):
     assert rows == {1: {"id": 1, **changed}, 2: {"id": 2, **added}, 3: {"id": 3, **changed}, 4: {"id": 4, **added}}
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("mode", ["evolve", "lenient", "ignore", "error"])
 def test_a_type_that_does_not_widen(start, mode, caplog, tmp_path):
     """Records of both types in one batch, too."""
