@@ -94,3 +94,44 @@ def _whole_and_scale(kind: T.DataType, digits: tuple[int, ...]) -> tuple[int, in
     if isinstance(kind, T.DecimalType):
         return kind.precision - kind.scale, kind.scale
     return (digits[_INTEGERS.index(kind)], 0) if kind in _INTEGERS else None
+
+
+def is_widened(kept: T.DataType, kind: T.DataType) -> bool:
+    """Return whether a type that the table has changes, beside fields that are added."""
+    if isinstance(kept, T.StructType) and isinstance(kind, T.StructType):
+        types = {each.name.lower(): each.dataType for each in kind.fields}
+        return any(is_widened(each.dataType, types[each.name.lower()]) for each in kept.fields)
+    if isinstance(kept, T.ArrayType) and isinstance(kind, T.ArrayType):
+        return is_widened(kept.elementType, kind.elementType)
+    if isinstance(kept, T.MapType) and isinstance(kind, T.MapType):
+        return is_widened(kept.keyType, kind.keyType) or is_widened(kept.valueType, kind.valueType)
+    return kept.simpleString() != kind.simpleString()
+
+
+def lacks_fields(sent: T.DataType, kept: T.DataType) -> bool:
+    """Return whether a struct of a type lacks fields that the same struct of another type has."""
+    if isinstance(sent, T.StructType) and isinstance(kept, T.StructType):
+        types = {each.name.lower(): each.dataType for each in sent.fields}
+        return any(
+            each.name.lower() not in types or lacks_fields(types[each.name.lower()], each.dataType)
+            for each in kept.fields
+        )
+    if isinstance(sent, T.ArrayType) and isinstance(kept, T.ArrayType):
+        return lacks_fields(sent.elementType, kept.elementType)
+    if isinstance(sent, T.MapType) and isinstance(kept, T.MapType):
+        return lacks_fields(sent.keyType, kept.keyType) or lacks_fields(sent.valueType, kept.valueType)
+    return False
+
+
+def in_shape(sent: T.DataType, kind: T.DataType) -> T.DataType:
+    """Return a type with the fields of `sent`, which has the types that these have in `kind`."""
+    if isinstance(sent, T.StructType) and isinstance(kind, T.StructType):
+        types = {each.name.lower(): each.dataType for each in kind.fields}
+        fields = ((each, in_shape(each.dataType, types[each.name.lower()])) for each in sent.fields)
+        return T.StructType([T.StructField(each.name, shaped, each.nullable) for each, shaped in fields])
+    if isinstance(sent, T.ArrayType) and isinstance(kind, T.ArrayType):
+        return T.ArrayType(in_shape(sent.elementType, kind.elementType), sent.containsNull)
+    if isinstance(sent, T.MapType) and isinstance(kind, T.MapType):
+        key, value = in_shape(sent.keyType, kind.keyType), in_shape(sent.valueType, kind.valueType)
+        return T.MapType(key, value, sent.valueContainsNull)
+    return kind

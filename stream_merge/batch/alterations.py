@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import AtomicType
 
 from stream_merge.batch.schema_changes import WIDENING, SchemaChanges, needs_ntz, schema_changes_of
 from stream_merge.bridge.extension import merges_widen_all_types
@@ -56,7 +57,9 @@ def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transact
     first = _widened_first(config)
     for name, kind in changes.widened.items():
         is_first = config.before is not None or name.lower() in first
-        if is_first or not (in_same_family(types[name], kind) or merges_widen_all_types(table)):
+        is_foreign = not (in_same_family(types[name], kind) or merges_widen_all_types(table))
+        # ALTER TABLE widens a part of a nested type at a time, and adds no fields by the way.
+        if isinstance(kind, AtomicType) and (is_first or is_foreign):
             logger.info("%s: widening %s to %s", table.name, name, kind.simpleString().upper())
             table.widen_column(quote(name), kind.simpleString())
             reached("altered")

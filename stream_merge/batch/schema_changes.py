@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
-    ArrayType,
     AtomicType,
     BinaryType,
     DataType,
-    MapType,
     StringType,
     StructField,
     StructType,
@@ -28,12 +26,11 @@ from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaChangedError
 from stream_merge.sql import quote
 from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
-from stream_merge.widening import wider
+from stream_merge.widening import in_shape, is_widened, lacks_fields, wider
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
 WIDENING = "delta.enableTypeWidening"
-_NESTED = (StructType, ArrayType, MapType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +44,7 @@ class SchemaChanges:
         misfits: The columns whose values the table's type cannot hold, with both types: the table's, the batch's.
         dropped: The columns of the table that the source had, and has no more.
         nullable: The columns that lose NOT NULL, since the source has no values for them.
+        incomplete: The columns that lack fields in the batch which they have in the table.
     """
 
     added: tuple[StructField, ...] = ()
@@ -55,11 +53,12 @@ class SchemaChanges:
     misfits: tuple[tuple[str, DataType, DataType], ...] = ()
     dropped: tuple[StructField, ...] = ()
     nullable: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
 
     @property
-    def alters_table(self) -> bool:
-        """Whether the table's columns change with the batch."""
-        return bool(self.added or self.widened)
+    def needs_evolution(self) -> bool:
+        """Whether Delta has to evolve the schema for the batch: only then may a struct lack fields, too."""
+        return bool(self.added or self.widened or self.incomplete)
 
     @property
     def is_nothing(self) -> bool:
@@ -75,6 +74,8 @@ class SchemaChanges:
         for name, kept, sent in self.misfits:
             types = kept.simpleString().upper(), sent.simpleString().upper()
             yield f"{name} is {types[1]} in the source and {types[0]} in the table, which cannot hold all its values"
+        for name in self.incomplete:
+            yield f"{name} has fewer fields in the source than in the table"
         for dropped in self.dropped:
             yield f"{dropped.name} is no column of the source any more"
 
@@ -105,7 +106,7 @@ def find_schema_changes(
         return NOTHING
     kept = {each.name.lower(): each for each in table.fields}
     sent = {each.name.lower() for each in source.fields}
-    added, misfits = [], []
+    added, misfits, incomplete = [], [], []
     widened: dict[str, DataType] = {}
     replaced: dict[str, str] = {}
     nullable = []
@@ -114,10 +115,12 @@ def find_schema_changes(
         if name not in kept:
             added.append(each)
             continue
+        if lacks_fields(each.dataType, kept[name].dataType):
+            incomplete.append(kept[name].name)
         kind = _holding(kept[name].dataType, each.dataType)
         if kind is not None and kind.simpleString() == kept[name].dataType.simpleString():
             continue
-        if kind is not None and (can_widen or not _is_widened(kept[name].dataType, kind)):
+        if kind is not None and (can_widen or not is_widened(kept[name].dataType, kind)):
             widened[kept[name].name] = kind
             continue
         other = f"{each.name}__{_in_name(each.dataType)}"
@@ -139,6 +142,7 @@ def find_schema_changes(
         replaced=replaced,
         misfits=tuple(misfits),
         dropped=dropped,
+        incomplete=tuple(incomplete),
         nullable=(*nullable, *(each.name for each in dropped if not each.nullable)),
     )
 
@@ -214,7 +218,12 @@ def with_schema_changes(
     if changes.is_nothing:
         return config, batch
     types = {each.name.lower(): each.dataType for each in schema.fields}
-    casts = {name.lower(): kind for name, kind in changes.widened.items() if not isinstance(kind, _NESTED)}
+    widened = {name.lower(): kind for name, kind in changes.widened.items()}
+    casts = {
+        each.name: in_shape(each.dataType, widened[each.name.lower()])
+        for each in batch.schema.fields
+        if each.name.lower() in widened
+    }
 
     def columns() -> Iterator[Column]:
         for name in batch.columns:
@@ -223,13 +232,13 @@ def with_schema_changes(
                 yield F.lit(None).cast(types[name.lower()]).alias(name)
                 yield value.alias(changes.replaced[name])
             else:
-                yield value.cast(casts[name.lower()]).alias(name) if name.lower() in casts else value
+                yield value.cast(casts[name]).alias(name) if name in casts else value
         for each in changes.dropped:
             yield F.lit(None).cast(each.dataType).alias(each.name)
 
     if casts or changes.replaced or changes.dropped:
         batch = batch.select(*columns())
-    if changes.alters_table:
+    if changes.needs_evolution:
         config = replace(config, merge_schema=True)
     if config.columns:
         config = replace(config, columns=(*config.columns, *changes.replaced.values()))
@@ -293,18 +302,6 @@ def _holding(kept: DataType, sent: DataType) -> DataType | None:
     if isinstance(kept, StringType) and isinstance(sent, AtomicType) and not isinstance(sent, BinaryType):
         return kept
     return wider(kept, sent)
-
-
-def _is_widened(kept: DataType, kind: DataType) -> bool:
-    """Return whether a type that the table has changes, beside fields that are added."""
-    if isinstance(kept, StructType) and isinstance(kind, StructType):
-        types = {each.name.lower(): each.dataType for each in kind.fields}
-        return any(_is_widened(each.dataType, types[each.name.lower()]) for each in kept.fields)
-    if isinstance(kept, ArrayType) and isinstance(kind, ArrayType):
-        return _is_widened(kept.elementType, kind.elementType)
-    if isinstance(kept, MapType) and isinstance(kind, MapType):
-        return _is_widened(kept.keyType, kind.keyType) or _is_widened(kept.valueType, kind.valueType)
-    return kept.simpleString() != kind.simpleString()
 
 
 def _in_name(kind: DataType) -> str:

@@ -93,16 +93,21 @@ def test_new_columns_and_types_come_with_the_batch(
 def test_a_table_gets_what_its_new_columns_need(
     spark, create_table, create_source, read_rows, deletion_vectors, caplog
 ):
-    path = create_table("id INT, n INT, w INT", [(1, 1, 1)], deletion_vectors=deletion_vectors)
+    schema = "id INT, n INT, w INT, q STRUCT<x: STRING, d: ARRAY<DECIMAL(8, 2)>>"
+    path = create_table(schema, [(1, 1, 1, None)], deletion_vectors=deletion_vectors)
     sink = following(path)
-    columns = "id INT, n DOUBLE, w DECIMAL(12, 2), at TIMESTAMP_NTZ, s INT"
+    columns = "id INT, n DOUBLE, w DECIMAL(12, 2), q STRUCT<d: ARRAY<DECIMAL(8, 4)>>, at TIMESTAMP_NTZ, s INT"
     with caplog.at_level(logging.WARNING, "stream_merge"):
-        sink.merge(create_source(columns, [(1, 1.5, Decimal("2.25"), AT, 1)]))
-    assert read_rows(path, "id", "n", "w", "at") == [(1, 1.5, Decimal("2.25"), AT)]
+        sink.merge(create_source(columns, [(1, 1.5, Decimal("2.25"), ([Decimal("1.0625")],), AT, 1)]))
+    assert read_rows(path, "id", "n", "w", "q.d", "at") == [(1, 1.5, Decimal("2.25"), [Decimal("1.0625")], AT)]
+    assert schema_of(spark, path)["q"] == "struct<x:string,d:array<decimal(10,4)>>"
     assert caplog.messages == [
         f"{path}: setting delta.enableTypeWidening=true, delta.feature.timestampNtz=supported for new columns and "
         "types; readers without these features cannot read the table any more"
     ]
+    # A struct may lack fields, in later batches as well.
+    sink.merge(create_source("id INT, q STRUCT<d: ARRAY<DECIMAL(10, 4)>>, s INT", [(1, ([Decimal(3)],), 1)]))
+    assert read_rows(path, "q") == [((None, [Decimal("3.0000")]),)]
     # A property that is set to false is a ban.
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'false')")
     spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS (m INT)")

@@ -123,6 +123,13 @@ TABLE = "id int, n int, gone string not null, d decimal(8,2) not null, s struct<
 SOURCE = "id bigint, N bigint, d string, new date, s struct<a:int,b:int>"
 
 
+def test_a_struct_may_lack_fields():
+    changes = found("id int, l array<struct<a:int,b:int>>", "id int, l array<struct<a:int>>", "evolve")
+    assert changes == SchemaChanges(incomplete=("l",))
+    assert list(changes.texts()) == ["l has fewer fields in the source than in the table"]
+    assert (changes.needs_evolution, NOTHING.needs_evolution) == (True, False)
+
+
 @pytest.mark.parametrize("mode", ["evolve", "error"])
 def test_columns_are_added_widened_and_dropped(mode):
     changes = found(TABLE, SOURCE, mode, gone={"gone", "elsewhere"}, fixed={"id"})
