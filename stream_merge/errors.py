@@ -31,6 +31,7 @@ __all__ = [
     "QuarantineLimitError",
     "RouterError",
     "SchemaMismatchError",
+    "SchemaRegistryError",
     "SourceLostError",
     "StreamMergeError",
     "TargetNotFoundError",
@@ -136,6 +137,14 @@ class SourceLostError(StreamMergeError):
     """Rows of the micro-batch were lost with an executor at every attempt; the target has nothing of the batch."""
 
     retriable = True
+
+
+class SchemaRegistryError(StreamMergeError):
+    """A schema registry does not answer, refuses the login, or is none; nothing of the micro-batch was merged."""
+
+    def __init__(self, message: str, *, retriable: bool) -> None:
+        self.retriable = retriable
+        super().__init__(message)
 
 
 class AmbiguousMatchError(StreamMergeError):

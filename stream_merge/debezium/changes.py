@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.bridge.call_sites import without_call_sites
+from stream_merge.debezium.decode_errors import DECODE_ERROR_COL, has_decode_errors
 from stream_merge.debezium.envelope import (
     CORRUPT,
     Message,
@@ -141,6 +142,7 @@ def changes(
         before=keys is not None and (not keys if before is None else before),
         order=order or ("offset" if keep_tombstones else "source"),
         snapshot_first=snapshot_first,
+        may_have_decode_errors=has_decode_errors(records),
         handling=Handling(decimals=decimals, binary=binary, timestamp_unit=timestamp_unit),
     )
     _check_options(settings)
@@ -271,6 +273,10 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
     """Return key and value as text; drop the records that change nothing."""
     has_headers = "headers" in records.columns
     timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp")
+    is_no_text = "NOT is_valid_utf8(CAST(value AS STRING))"
+    if settings.may_have_decode_errors:
+        # What begins with a byte 0 is in Avro still, even if all its bytes happen to be letters.
+        is_no_text = f"({is_no_text} OR coalesce(startswith(value, x'00'), false))"
     is_binary = isinstance(records.schema["value"].dataType, T.BinaryType)
     keys = [(name, settings.fields[name]) for name in settings.keys]
     headers = {
@@ -294,7 +300,8 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
             for alias in (name, f"{name}_text")
         ],
         F.expr(IS_TOMBSTONE).alias("is_tombstone"),
-        F.expr("NOT is_valid_utf8(CAST(value AS STRING))" if is_binary else "false").alias("is_no_text"),
+        F.expr(is_no_text if is_binary else "false").alias("is_no_text"),
+        *([F.col(DECODE_ERROR_COL).alias("decode_error")] if settings.may_have_decode_errors else []),
         F.expr(_is_unlearnt(settings.schemas)).alias("is_unlearnt"),
     )
     conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]

@@ -138,6 +138,8 @@ def _may_fail(settings: Settings) -> str:
     signs = ["is_no_text", "is_malformed", "is_unlearnt"]
     if settings.is_untold:
         signs.append("true")
+    if settings.may_have_decode_errors:
+        signs.append("decode_error IS NOT NULL")
     if settings.keys:
         signs += ["is_key_malformed", "key_text IS NULL", "old_key IS NOT NULL", "new_key IS NOT NULL", _LACKS_ROW]
     else:
@@ -169,6 +171,7 @@ def _error_sql(settings: Settings) -> str:
     names, keys = settings.names, settings.key_positions
     ops = "'r', 'c', 'u', 'd', 't'" + (", 'm'" if settings.keep_messages else "")
     faults = [
+        ("decode_error IS NOT NULL", "decode_error") if settings.may_have_decode_errors else None,
         ("is_no_text", "'the value is not UTF-8'"),
         ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
         ("is_unlearnt", text(_UNLEARNT)),

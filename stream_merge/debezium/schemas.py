@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.envelope import DELETED
 from stream_merge.debezium.fields import PLAIN, SEMANTICS, Field
 from stream_merge.debezium.keys import KEY_PARTS, NO_KEYS_TOLD, ToldKeys, told_keys, with_key_parts
@@ -187,6 +188,9 @@ def learn_columns(
         if not all(row["is_tombstone"] for row in rows):
             raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
         if known is None:
+            why = first_decode_error(records)
+            if why is not None:
+                raise ConfigError([f"no record tells the columns: {why}"])
             return None
         keys = told_keys(rows, known.keys)
         num_unmarked = _num_unmarked_deletes(num_tombstones, known.sent)
@@ -223,7 +227,7 @@ def learn_columns(
 def _read_schemas(records: DataFrame) -> list[Row]:
     """Return what tells columns and keys, the oldest first, with the numbers of records, those of none included."""
     ages = [F.col(name).cast("double") for name in ("timestamp", "offset") if name in records.columns]
-    texts = records.select(
+    texts = decodable(records).select(
         "topic",
         "key",
         "value",

@@ -98,6 +98,7 @@ class Settings:
 
     Attributes:
         is_untold: Whether nothing tells the keys, so that no record can be about a row.
+        may_have_decode_errors: Whether the records come from `from_registry`.
         schemas: The sums of the learnt schemas; None if the columns are given.
     """
 
@@ -114,6 +115,7 @@ class Settings:
     snapshot_first: bool | None
     handling: Handling
     is_untold: bool = False
+    may_have_decode_errors: bool = False
     schemas: tuple[int, ...] | None = None
 
     @property

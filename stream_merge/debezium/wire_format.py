@@ -1,0 +1,158 @@
+"""Turns records in the wire format of Avro converters into the JSON that Kafka Connect's JsonConverter would write.
+
+A key or a value in this format begins with a byte 0 and the id of its schema, and the rest is Avro. JSON never begins
+with a byte 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge.bridge.avro_limits import limit_avro
+from stream_merge.bridge.call_sites import without_call_sites
+from stream_merge.debezium.avro_schemas import Translated
+from stream_merge.debezium.decode_errors import DECODE_ERROR_COL
+from stream_merge.debezium.registry import SchemaRegistry
+from stream_merge.debezium.spelling import let, text
+from stream_merge.errors import ConfigError
+
+_PARTS = ("key", "value")
+_END = "x'f1a7b3c5d90e2846'"
+"""Bytes that are put after the Avro, and must be read after it: else it is longer or shorter than its schema says."""
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+@without_call_sites()
+def from_registry(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
+    """Return records in Avro as they would be in JSON with the schema part; reads the ids of their schemas.
+
+    Pass the result to `changes`, `learn_columns` and the others in place of the records. It is evaluated once for each
+    of them, so persist it. What is not in the wire format stays as it is, be it JSON, text, or nothing.
+
+    A record that cannot be decoded stays in Avro, and the column `_decode_error` says why: `changes` makes it an error
+    of the record. The reason may be that it is damaged, that the registry has no schema with its id, or that its schema
+    is of another kind than Avro, refers to itself, or has a union of several types.
+
+    Args:
+        records: The rows of Spark's Kafka source, of one or of many topics; in a stream, those of a micro-batch.
+        registry: Where the schemas are.
+
+    Raises:
+        ConfigError: The records are a stream, or Spark lacks its Avro package.
+        SchemaRegistryError: The registry does not answer, or refuses to.
+    """
+    if records.isStreaming:
+        raise ConfigError(["the schemas of a stream are not known before it runs; call from_registry in foreachBatch"])
+    limit_avro(records.sparkSession)
+    start = registry.id_size + 1
+    sent = {part: f"CAST({part} AS BINARY)" for part in _PARTS}
+    ids = _find_ids(records, sent, start)
+    found = {each: registry.schema(_id(each)) for each in sorted({*ids["key"], *ids["value"]})}
+    schemas = {part: {each: found[each] for each in ids[part]} for part in _PARTS}
+    # Apart from the rest, so that each is decoded once.
+    others = [name for name in records.columns if name not in (*_PARTS, DECODE_ERROR_COL)]
+    parts = {
+        **{part: F.expr(sent[part]) for part in _PARTS},
+        **{f"{part}_json": F.expr(_decoded_sql(sent[part], start, schemas[part])) for part in _PARTS},
+    }
+    try:
+        decoded = records.select(*others, *[column.alias(name) for name, column in parts.items()])
+    except AnalysisException as error:
+        if "AVRO" not in str(error):
+            raise
+        package = f"org.apache.spark:spark-avro_2.13:{records.sparkSession.version}"
+        raise ConfigError([f"Spark lacks its Avro package; add {package} to spark.jars.packages"]) from None
+    fields = [f"'{part}', coalesce(CAST({part}_json AS BINARY), {part})" for part in _PARTS]
+    whys = ", ".join(_error_sql(part, start, schemas[part]) for part in reversed(_PARTS))
+    struct = f"named_struct({', '.join(fields)}, '{DECODE_ERROR_COL}', coalesce({whys}))"
+    # Spark moves conditions on columns below the projection that computes them, and would compute them twice; below
+    # this one it moves none.
+    return decoded.select(*others, F.inline(F.array(F.expr(struct)))).select(
+        *[name for name in records.columns if name != DECODE_ERROR_COL], DECODE_ERROR_COL
+    )
+
+
+def _find_ids(records: DataFrame, sent: Mapping[str, str], start: int) -> dict[str, list[bytes]]:
+    """Return the beginnings of the keys, and of the values, that are in Avro, each once."""
+    prefix = "CASE WHEN {avro} AND octet_length({sent}) >= {start} THEN substring({sent}, 1, {start}) END"
+    prefixes = [prefix.format(avro=_is_avro(sent[part]), sent=sent[part], start=start) for part in _PARTS]
+    row = records.agg(
+        *[F.collect_set(F.expr(each)).alias(part) for part, each in zip(_PARTS, prefixes, strict=True)]
+    ).head()
+    assert row is not None
+    return {part: sorted(bytes(each) for each in row[part]) for part in _PARTS}
+
+
+def _is_avro(sent: str) -> str:
+    return f"startswith({sent}, x'00')"
+
+
+def _id(prefix: bytes) -> int:
+    return int.from_bytes(prefix[1:], "big")
+
+
+def _decoded_sql(sent: str, start: int, schemas: Mapping[bytes, Translated | str]) -> str:
+    """Return SQL for the JSON of a key or value in Avro; NULL if it cannot be decoded, or is not in Avro."""
+    cases = [
+        f"WHEN x'{prefix.hex()}' THEN {_json_sql(sent, start, schema)}"
+        for prefix, schema in schemas.items()
+        if isinstance(schema, Translated)
+    ]
+    return _case(f"CASE WHEN {_is_avro(sent)} THEN substring({sent}, 1, {start}) END", cases, "CAST(NULL AS STRING)")
+
+
+def _json_sql(sent: str, start: int, schema: Translated) -> str:
+    """Return SQL for the JSON of a key or value with a schema; NULL if it is not what the schema says."""
+    fields = [
+        {"name": "payload", "type": schema.plain},
+        {"name": "end", "type": {"type": "fixed", "name": "End", "size": 8}},
+    ]
+    # Spark returns a struct of NULLs for what it cannot decode. A record around the schema's own type is written like
+    # the type itself, and shows whether there is a value.
+    whole = json.dumps({"type": "record", "name": "Whole", "fields": fields}, ensure_ascii=False)
+    avro = f"from_avro(concat(substring({sent}, {start + 1}), {_END}), {text(whole)}, map('mode', 'PERMISSIVE'))"
+    begin = json.dumps({"schema": schema.connect}, ensure_ascii=False, separators=(",", ":"))[:-1] + ","
+
+    def written(read: str) -> str:
+        named = f"CAST(named_struct('payload', {read}.payload) AS STRUCT<payload: {schema.sql}>)"
+        payload = f"to_json({named}, map('ignoreNullFields', 'false'))"
+        return f"CASE WHEN {read}.end = {_END} THEN {let(payload, lambda found: _checked(found, begin, sent))} END"
+
+    return let(avro, written)
+
+
+def _checked(payload: str, begin: str, sent: str) -> str:
+    """Return SQL for the whole message; NULL if text in it was not UTF-8, which `to_json` replaces."""
+    mark = text(_REPLACEMENT)
+
+    def count(value: str) -> str:
+        return f"(octet_length({value}) - octet_length(replace({value}, {mark}, '')))"
+
+    is_replaced = f"contains({payload}, {mark}) AND {count(payload)} > {count(f'CAST({sent} AS STRING)')}"
+    return f"CASE WHEN NOT ({is_replaced}) THEN concat({text(begin)}, substring({payload}, 2)) END"
+
+
+def _error_sql(part: str, start: int, schemas: Mapping[bytes, Translated | str]) -> str:
+    """Return SQL for why a key or value could not be decoded; NULL if it could."""
+    whys = {
+        prefix: schema
+        if isinstance(schema, str)
+        else f"it is not Avro of schema {_id(prefix)}, or has text that is not UTF-8"
+        for prefix, schema in schemas.items()
+    }
+    cases = [f"WHEN x'{prefix.hex()}' THEN {text(why)}" for prefix, why in whys.items()]
+    other = "'its schema was not read, since the records changed while they were'"
+    other = f"IF(octet_length({part}) < {start}, 'it ends within the id of its schema', {other})"
+    why = _case(f"substring({part}, 1, {start})", cases, other)
+    failed = f"{_is_avro(part)} AND {part}_json IS NULL"
+    return f"CASE WHEN {failed} THEN concat('the {part} cannot be decoded: ', {why}) END"
+
+
+def _case(value: str, cases: Iterable[str], otherwise: str) -> str:
+    found = " ".join(cases)
+    return f"CASE {value} {found} ELSE {otherwise} END" if found else otherwise
