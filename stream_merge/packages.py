@@ -1,9 +1,18 @@
-"""Returns the packages that a Spark session needs: Delta Lake's Maven coordinate, and the LogStore jar for S3."""
+"""What a Spark session needs: Delta Lake's Maven coordinate, the LogStore jar for S3, and Java's limits for Avro."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+
+AVRO_LIMITS: Mapping[str, str] = {
+    "org.apache.avro.limits.string.maxLength": str(128 * 1024 * 1024),
+    "org.apache.avro.limits.bytes.maxLength": str(128 * 1024 * 1024),
+    "org.apache.avro.limits.collectionItems.maxLength": str(16 * 1024 * 1024),
+}
+"""Properties of Java: Avro allocates as much as a length in the data says, up to 2 GB, before it finds that the data is
+shorter. A damaged record could end the process for lack of memory."""
 
 
 def delta_package(spark_version: str | None = None, delta_version: str | None = None) -> str:

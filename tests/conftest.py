@@ -105,6 +105,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         session.stop()
 
 
+@pytest.fixture(scope="session")
+def avro_spark(spark: SparkSession) -> SparkSession:
+    """Return the session with Spark's Avro package."""
+    package = f"org.apache.spark:spark-avro_2.13:{spark.version}"
+    with (Path(tempfile.gettempdir()) / "stream_merge-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        spark.sql(f"ADD JAR 'ivy://{package}?transitive=false'")
+    return spark
+
+
 @pytest.fixture
 def table_path(tmp_path: Path) -> str:
     """Return the path of a table that does not exist yet."""

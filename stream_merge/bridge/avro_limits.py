@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark.sql import SparkSession
 
 from stream_merge.bridge.jvm import java_class
-
-AVRO_LIMITS: Mapping[str, str] = {
-    "org.apache.avro.limits.string.maxLength": str(128 * 1024 * 1024),
-    "org.apache.avro.limits.bytes.maxLength": str(128 * 1024 * 1024),
-    "org.apache.avro.limits.collectionItems.maxLength": str(16 * 1024 * 1024),
-}
-"""Properties of Java: Avro allocates as much as a length in the data says, up to 2 GB, before it finds that the data is
-shorter. A damaged record could end the process for lack of memory."""
+from stream_merge.packages import AVRO_LIMITS
 
 
 def limit_avro(spark: SparkSession) -> None:

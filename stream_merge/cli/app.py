@@ -278,6 +278,7 @@ class _Command:
                 self.secrets,
                 name=pipeline.pipeline.name if pipeline is not None else "status",
                 source=pipeline.source if pipeline is not None else None,
+                has_registry=pipeline is not None and pipeline.registry is not None,
                 defaults={"spark.ui.enabled": "false"},
             )
         return self.spark

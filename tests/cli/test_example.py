@@ -187,7 +187,7 @@ def test_it_loads_with_a_delta_table_and_everything_that_goes_with_it(tmp_path):
     chosen = [
         option
         for option in OPTIONS
-        if option.section not in ("source kafka", "source files", "source.options", "decode")
+        if option.section not in ("source kafka", "source files", "source.options", "decode", "registry")
         and option.name not in {*ALTERNATIVES, "columns"}
     ]
     pipeline = load(written(chosen), tmp_path)

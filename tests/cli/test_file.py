@@ -349,6 +349,8 @@ RECORDS = "key STRING, value STRING, topic STRING, partition INT, offset BIGINT"
          []),
         (PIPELINE + '[source]\nformat = "delta"\ntable = "lake.orders"\n' + '[decode]\nformat = "json"\n' + TABLE,
          ['7: decode.format: "json" decodes records of Kafka; use "none" with a source of format "delta"']),
+        (PIPELINE + FILES + TABLE + '[registry]\nurl = "http://registry:8081"\n',
+         ['10: registry: belongs to format = "debezium" of [decode], and "none" would ignore it; leave it out']),
         (PIPELINE + FILES + '[decode]\ndecimals = "string"\nkeep_tombstones = true\n' + TABLE,
          ['8: decode.decimals: belongs to format = "debezium", and "none" would ignore it; leave it out',
           '9: decode.keep_tombstones: belongs to format = "debezium", and "none" would ignore it; leave it out']),

@@ -41,6 +41,10 @@ def test_the_source_decides_which_packages_there_are():
     assert source_packages(avro, "4.2.0") == ["org.apache.spark:spark-avro_2.13:4.2.0"]
     assert source_packages(FilesSource.model_validate(files), "4.2.0") == []
     assert source_packages(DeltaSource(format="delta", table="t"), "4.2.0") == []
+    assert source_packages(KAFKA, "4.0.1", has_registry=True) == [
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1",
+        "org.apache.spark:spark-avro_2.13:4.0.1",
+    ]
     assert find_packages(SparkSettings(), KAFKA) == [
         "io.delta:delta-spark_4.2_2.13:4.4.0",
         "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -63,6 +67,16 @@ def test_the_jar_of_our_log_store_comes_with_its_name():
     assert find_settings(more, name="shop")["spark.jars"] == f"/more.jar,{log_store_jar()}"
     other = SparkSettings(conf={"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"})
     assert "spark.jars" not in find_settings(other, name="shop")
+
+
+def test_java_gets_bounds_for_avro_beside_the_options_of_the_file():
+    own = SparkSettings(conf={"spark.executor.defaultJavaOptions": "-Xss4m"})
+    found = find_settings(own, name="shop", source=KAFKA, has_registry=True)
+    limit = "-Dorg.apache.avro.limits.string.maxLength=134217728 "
+    assert found["spark.driver.defaultJavaOptions"].startswith(limit)
+    assert found["spark.executor.defaultJavaOptions"].startswith(limit)
+    assert found["spark.executor.defaultJavaOptions"].endswith(" -Xss4m")
+    assert "org.apache.spark:spark-avro_2.13:4.2.0" in found["spark.jars.packages"].split(",")
 
 
 def test_none_are_chosen_where_the_cluster_has_them():

@@ -41,6 +41,7 @@ def test_rows_tell_type_default_bounds_and_meaning():
         '## `[source]`, format = "files"',
         '## `[source]`, format = "delta"',
         "## `[decode]`",
+        "## `[registry]`",
         "## `[[tables]]`",
         "## `[spark]`",
         "## `[metrics]`",

@@ -253,3 +253,11 @@ def test_targets_that_are_known_before_the_first_rows(make_pipeline):
     assert list(known_targets(make_pipeline(pattern, *tables))) == ["./lake/orders", "./lake/log"]
     by_column = make_pipeline({**KAFKA, **topics}, *tables, pipeline={"route_by": "kind"})
     assert list(known_targets(by_column)) == ["./lake/orders", "./lake/log"]
+
+
+def test_a_registry_that_cannot_be_is_refused(make_pipeline):
+    pipeline = make_pipeline(KAFKA, decode="debezium", registry={"url": "registry:8081"})
+    with pytest.raises(
+        PipelineError, match=r"^registry: url is not an address that begins with http:// or https://\.$"
+    ):
+        build_sink(pipeline, None)

@@ -8,6 +8,10 @@ import pytest
 
 from stream_merge.cli.checks.validate import validate
 from stream_merge.cli.file.load import PipelineFileError, load_pipeline
+from tests.debezium.avro import in_avro
+from tests.debezium.records import frame_of
+from tests.debezium.registry_server import serving
+from tests.debezium.test_learnt_columns import ID, field, wrapped
 
 PIPELINE = '[pipeline]\ncheckpoint = "./checkpoints/shop"\n'
 KAFKA = '[source]\nformat = "kafka"\nbootstrap_servers = "127.0.0.1:1"\ntopics = ["orders"]\n'
@@ -15,6 +19,10 @@ FILES = '[source]\nformat = "files"\npath = "./landing"\nschema = "id BIGINT, na
 RECORDS = (
     '[source]\nformat = "files"\npath = "./landing"\n'
     'schema = "key STRING, value STRING, topic STRING, partition INT, offset BIGINT"\n'
+)
+AVRO_RECORDS = (
+    '[source]\nformat = "files"\npath = "./landing"\nfile_format = "parquet"\n'
+    'schema = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT"\n'
 )
 DELTA = '[source]\nformat = "delta"\ntable = "./bronze"\n'
 DEBEZIUM = '[decode]\nformat = "debezium"\n'
@@ -512,3 +520,28 @@ def test_a_checkpoint_of_a_topic_that_was_made_anew(find, here, monkeypatch):
     )
     ids["orders"] = "A"
     assert [line for line in find(text) if "checkpoint" in line] == []
+
+
+def test_the_schema_registry_is_asked(find, here, avro_spark):
+    columns = [ID, field("name", "string")]
+    text = PIPELINE + AVRO_RECORDS + DEBEZIUM + TABLE + '[registry]\nurl = "URL"\n'
+    with serving() as server, serving() as empty:
+        ann = in_avro(server, wrapped(columns, "c", {"id": 1, "name": "Ann"}))
+        frame_of(avro_spark, ann).write.parquet(str(here / "landing"))
+        assert find(text.replace("URL", server.url)) == []
+        assert find(text.replace("URL", f"{server.url}/other")) == [
+            f"pipeline.toml:14: registry.url: the schema registry {server.url}/other answers 404: has no such path; "
+            "correct the URL (of Apicurio Registry, it ends in /apis/ccompat/v7)"
+        ]
+        # It does not have the schemas of the topic.
+        (fault,) = find(text.replace("URL", empty.url))
+    number = int.from_bytes(ann[1][1:5], "big")
+    assert f"the value cannot be decoded: the registry has no schema {number}" in fault
+
+
+def test_options_of_the_schema_registry_are_checked(faults_of):
+    text = PIPELINE + AVRO_RECORDS + DEBEZIUM + TABLE + '[registry]\nurl = "registry:8081"\npassword = "${SECRET}"\n'
+    assert faults_of(text, SECRET="hunter22") == [
+        "pipeline.toml:14: registry.url: is not an address that begins with http:// or https://",
+        "pipeline.toml:15: registry.password: needs user",
+    ]

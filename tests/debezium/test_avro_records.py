@@ -1,34 +1,21 @@
 """Records in Avro are decoded as the same records in JSON are: real logs, and what can be wrong with a record."""
 
-import fcntl
+import base64
 import gzip
 import json
 import math
-import tempfile
 from datetime import datetime, timezone
 from decimal import Decimal
-from pathlib import Path
 
-import pyspark
 import pytest
 
-from stream_merge import ConfigError, debezium, merge_sink
-from tests.debezium.avro import encode, in_avro
+from stream_merge import ConfigError, debezium
+from tests.debezium.avro import in_avro
 from tests.debezium.captures import CAPTURES
-from tests.debezium.records import SCHEMA, envelope, frame_of, record, with_schema
+from tests.debezium.records import frame_of, record, with_schema
 from tests.debezium.registry_server import serving
+from tests.debezium.test_avro_schemas import without_doc
 from tests.debezium.test_learnt_columns import ID, KEY, decimal, field, wrapped
-
-AVRO = f"org.apache.spark:spark-avro_2.13:{pyspark.__version__}"
-
-
-@pytest.fixture(scope="module")
-def spark(spark):
-    """Return the session with Spark's Avro package."""
-    with (Path(tempfile.gettempdir()) / "stream_merge-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        spark.sql(f"ADD JAR 'ivy://{AVRO}?transitive=false'")
-    return spark
 
 
 @pytest.fixture
@@ -63,27 +50,206 @@ def captured(capture):
     return found
 
 
-LOGS = ["mys.shop.zoo", "mys.shop.odd_keys", "mys.shop.altered", "mys.shop.nokey"]
-LOGS = [("mariadb-schema", topic) for topic in LOGS]
-LOGS += [("odd-schema", f"schema.public.{table}") for table in ("evolving", "k_numeric", "pairs", "payload")]
-LONG = [("odd-schema", "schema.public.Order_Lines")]
-LONG += [("small-schema", f"shopschema.public.{table}") for table in ("customers", "orders", "order_items", "products")]
+def parsed(part):
+    """Return a key or value as JSON, without the documentation of its schema."""
+    return part and json.loads(part, object_hook=without_doc)
+
+
+def in_order(rows):
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
+
+
+@pytest.mark.core
+def test_records_of_real_logs_are_as_in_json(avro_spark, server):
+    """Tables of all types, with dozens of schemas, in one batch."""
+    logs = captured("mariadb-schema") | captured("odd-schema")
+    assert len(logs) == 13
+    records = [each for topic in sorted(logs) for each in logs[topic]]
+    rows = in_order(decoded(avro_spark, server, *[in_avro(server, each) for each in records]).collect())
+    expected = in_order(frame_of(avro_spark, *records).collect())
+    assert len(server.requests) >= 40
+    for row, like in zip(rows, expected, strict=True):
+        assert [parsed(row[part]) for part in ("key", "value")] == [parsed(like[part]) for part in ("key", "value")]
+        assert row["_decode_error"] is None
+        assert row[2:-1] == like[2:]
+
+
+TOPICS = [("mariadb-schema", f"mys.shop.{table}") for table in ("zoo", "odd_keys", "altered", "nokey")]
+TOPICS += [("odd-schema", f"schema.public.{table}") for table in ("Order_Lines", "k_numeric", "pairs", "payload")]
+TOPICS += [("small-schema", f"shopschema.public.{table}") for table in ("customers", "orders", "products")]
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("capture", "topic"), [*LOGS, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)]
+    ("capture", "topic"),
+    [("odd-schema", "schema.public.evolving"), *(pytest.param(*each, marks=pytest.mark.long) for each in TOPICS)],
 )
-def test_a_log_in_avro_makes_the_changes_that_it_makes_in_json(spark, server, capture, topic):
+def test_a_log_in_avro_makes_the_changes_that_it_makes_in_json(avro_spark, server, capture, topic):
+    """The table `evolving` gets columns, loses some, and others are widened."""
     records = captured(capture)[topic]
-    avro = decoded(spark, server, *[in_avro(server, each) for each in records]).persist()
-    sent = [tuple(part and json.loads(part) for part in each[:2]) for each in records]
-    rows = avro.collect()
-    # The documentation of a type is left out.
-    assert [tuple(part and json.loads(part)["payload"] for part in row[:2]) for row in rows] == [
-        tuple(part and part["payload"] for part in each) for each in sent
-    ]
-    assert {row["_decode_error"] for row in rows} == {None}
     keys = [] if topic.endswith("nokey") else None
-    assert changes_of(avro, keys=keys) == changes_of(frame_of(spark, *records), keys=keys)
-    avro.unpersist()
+    avro = decoded(avro_spark, server, *[in_avro(server, each) for each in records])
+    assert changes_of(avro, keys=keys) == changes_of(frame_of(avro_spark, *records), keys=keys)
+
+
+NARROW = [ID, decimal("n", 8, 2)]
+WIDE = [ID, decimal("n", 12, 4), field("more", "string", default="web")]
+
+
+@pytest.mark.core
+def test_what_cannot_be_decoded_is_an_error_of_its_record(avro_spark, server):
+    def avro(*more, columns=NARROW, n="AQ==", **values):
+        return in_avro(server, wrapped(columns, "c", {"id": 1, "n": n, **values}, *more))
+
+    def moved(value, offset):
+        return (good[0], value, *good[2:4], offset, *good[5:])
+
+    good = avro(0)
+    value = good[1]
+    server.add('syntax = "proto3";', schemaType="PROTOBUF")
+    protobuf = server.add('syntax = "proto2";', schemaType="PROTOBUF")
+    several = server.add(json.dumps(["null", "int", "string"]))
+    text = in_avro(server, wrapped([ID, field("s", "string")], "c", {"id": 1, "s": "xx"}))[1]
+    # "xx" after its length, and a string that claims to be as long as Avro allows.
+    damaged = text.replace(b"\x04xx", b"\x04x\xff")
+    claimed = text.replace(b"\x04xx", b"\xfe\xff\xff\xff\x0fxx")
+    assert len({text, damaged, claimed}) == 3
+    ours = int.from_bytes(value[1:5], "big")
+    number = int.from_bytes(text[1:5], "big")
+    records = [
+        good,
+        moved(value[:-1], 1),
+        *[
+            moved(sent, offset)
+            for offset, sent in enumerate(
+                [
+                    value + b"\0",
+                    value[:5],
+                    b"\0\0\0\xff\xff" + value[5:],
+                    b"\0" + protobuf.to_bytes(4, "big") + value[5:],
+                    b"\0" + several.to_bytes(4, "big") + b"\x02\x02",
+                    b"\0\0",
+                    damaged,
+                    claimed,
+                    b"{",
+                ],
+                start=2,
+            )
+        ],
+        avro(11, columns=WIDE, n="MDk=", more=None),
+        # A key that is damaged, a key that is text, and a record that has no value.
+        (good[0][:-1] + b"\xff", *good[1:4], 12, *good[5:]),
+        record(b"17", None, 13),
+        wrapped(NARROW, "u", {"id": 1, "n": "Ag=="}, 14),
+    ]
+    frame = decoded(avro_spark, server, *records)
+    rows = sorted(debezium.changes(frame).collect(), key=lambda row: row["_change"]["offset"])
+    ill = f"the value cannot be decoded: it is not Avro of schema {ours}, or has text that is not UTF-8"
+    key = int.from_bytes(good[0][1:5], "big")
+    ill_text = ill.replace(f"schema {ours}", f"schema {number}")
+    assert {row["_change"]["offset"]: row["_change"]["error"] for row in rows} == {
+        0: None,
+        1: ill,
+        2: ill,
+        3: ill,
+        4: "the value cannot be decoded: the registry has no schema 65535",
+        5: f"the value cannot be decoded: schema {protobuf} cannot be used: it is of the type PROTOBUF, and only AVRO "
+        "is decoded",
+        6: f"the value cannot be decoded: schema {several} cannot be used: a union of several types, "
+        '["null", "int", "string"], is no column',
+        7: "the value cannot be decoded: it ends within the id of its schema",
+        8: ill_text,
+        9: ill_text,
+        10: "the value is not the JSON of a change: {",
+        11: None,
+        12: f"the key cannot be decoded: it is not Avro of schema {key}, or has text that is not UTF-8",
+        14: None,
+    }
+    by_offset = {row["_change"]["offset"]: row for row in rows}
+    raws = {offset: row["_change"]["raw"] for offset, row in by_offset.items()}
+    assert base64.b64decode(raws[1]) == value[:-1]
+    assert raws[7] == "AAA="
+    assert raws[10] == "{"
+    assert json.loads(raws[12])["payload"]["after"] == {"id": 1, "n": "AQ=="}
+    assert [raws[offset] for offset in (0, 11, 14)] == [None] * 3
+    n = {offset: (by_offset[offset]["id"], by_offset[offset]["n"], by_offset[offset]["more"]) for offset in (0, 11, 14)}
+    assert n == {
+        0: (1, Decimal("0.0100"), "web"),
+        11: (1, Decimal("1.2345"), None),
+        14: (1, Decimal("0.0200"), "web"),
+    }
+
+
+def test_a_batch_that_cannot_be_decoded_tells_why(avro_spark, server):
+    good = in_avro(server, wrapped(NARROW, "c", {"id": 1, "n": "AQ=="}))
+    learnt = debezium.learn_columns(decoded(avro_spark, server, good))
+    bad = decoded(avro_spark, server, (good[0], good[1][:-1], *good[2:]))
+    with pytest.raises(ConfigError, match=r"^no record tells the columns: the value cannot be decoded: it is not Avro"):
+        debezium.learn_columns(bad)
+    known = debezium.learn_columns(bad, known=learnt)
+    (row,) = debezium.changes(bad, known).collect()
+    assert "is not Avro of schema" in row["_change"]["error"]
+    (row,) = debezium.changes(bad, "id BIGINT, n DECIMAL(8, 2)").collect()
+    assert "is not Avro of schema" in row["_change"]["error"]
+
+
+def test_values_are_those_of_json(avro_spark, server):
+    """Text of any length, numbers that JSON does not have, names that differ only in case, and what is nested."""
+    inner = [field("a", "int32"), field("A", "array", items={"type": "string", "optional": True})]
+    columns = [
+        ID,
+        field("Id", "string"),
+        field("iD", "double"),
+        field("f", "float"),
+        field("g", "float"),
+        field("m", "map", keys={"type": "string"}, values={"type": "int64", "optional": True}),
+        field("s", "struct", fields=inner),
+        field("b", "bytes"),
+        field("z", "double"),
+    ]
+    long = 'ä"\\\u2028\u0001\N{GRINNING FACE}\N{REPLACEMENT CHARACTER}' * 5000
+    values = {"id": -(2**63), "Id": long, "iD": math.nan, "f": math.inf, "g": 0.1, "m": {"": None, "k": 2**62}}
+    values |= {"s": {"a": None, "A": [None, ""]}, "b": base64.b64encode(bytes(range(256))).decode(), "z": -0.0}
+    frame = decoded(avro_spark, server, in_avro(server, wrapped(columns, "c", values)))
+    (row,) = debezium.changes(frame).collect()
+    assert row["_change"]["error"] is None
+    assert (row["id"], row["Id"], row["f"], row["g"]) == (-(2**63), long, math.inf, pytest.approx(0.1))
+    assert math.isnan(row["iD"])
+    assert math.copysign(1, row["z"]) == -1
+    assert row["m"] == {"": None, "k": 2**62}
+    assert (row["s"][0], row["s"][1]) == (None, [None, ""])
+    assert bytes(row["b"]) == bytes(range(256))
+
+
+def test_flattened_events_and_ids_of_eight_bytes(avro_spark, server):
+    columns = [ID, field("name", "string"), field("__op", "string"), field("__lsn", "int64")]
+    row = {"id": 1, "name": "a", "__op": "c", "__lsn": 5}
+    key, value, *rest = in_avro(server, record(with_schema([ID], KEY), with_schema(columns, row)))
+    wide = [part[:1] + b"\0" * 4 + part[1:] for part in (key, value)]
+    frame = decoded(avro_spark, server, (*wide, *rest), id_size=8)
+    (change,) = debezium.changes(frame).collect()
+    assert (change["id"], change["name"], change["_change"]["op"], change["_change"]["error"]) == (1, "a", "c", None)
+    (untold,) = debezium.from_registry(
+        frame_of(avro_spark, (*wide, *rest)), debezium.SchemaRegistry(url=server.url)
+    ).collect()
+    assert untold["_decode_error"] == (
+        "the value cannot be decoded: the registry has no schema 0; ids of 8 bytes need id_size=8"
+    )
+
+
+def test_each_record_is_decoded_once(avro_spark, server):
+    records = [in_avro(server, wrapped(NARROW, "c", {"id": 1, "n": "AQ=="}))]
+    changes = debezium.changes(decoded(avro_spark, server, *records), "id BIGINT, n DECIMAL(8, 2)", ["id"])
+    plan = changes.where("_change.error IS NULL")._jdf.queryExecution().optimizedPlan().toString()
+    # Once for the schema of the key, once for that of the value.
+    assert plan.count("from_avro(") == 2
+
+
+def test_a_stream_is_decoded_batch_by_batch(avro_spark, server):
+    stream = (
+        avro_spark.readStream.format("rate")
+        .load()
+        .selectExpr("CAST('' AS BINARY) AS key", "CAST('' AS BINARY) AS value")
+    )
+    with pytest.raises(ConfigError, match="call from_registry in foreachBatch"):
+        debezium.from_registry(stream, debezium.SchemaRegistry(url=server.url))

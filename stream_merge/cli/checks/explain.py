@@ -10,6 +10,7 @@ from stream_merge.batch.learning import completed
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline, Source
 from stream_merge.cli.query.failures import describe
+from stream_merge.cli.query.registry import record_decoder
 from stream_merge.cli.query.sources import read_some
 from stream_merge.cli.query.tables import Decoders, find_table, is_single, route_column, sink_of
 from stream_merge.errors import TargetNotFoundError
@@ -63,7 +64,9 @@ def _sample(spark: SparkSession, pipeline: Pipeline, num_rows: int) -> DataFrame
         # One read of all topics would return rows of the first one only.
         parts = [source.model_copy(update={"topics": [topic]}) for topic in source.topics]
     rows = reduce(DataFrame.union, [read_some(spark, part, num_rows) for part in parts])
-    return spark.createDataFrame(rows.collect(), rows.schema)
+    sample = spark.createDataFrame(rows.collect(), rows.schema)
+    decode = record_decoder(pipeline)
+    return sample if decode is None else decode(sample)
 
 
 def _sources_in(rows: DataFrame, pipeline: Pipeline) -> list[str]:

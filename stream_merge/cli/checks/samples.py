@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.cli.checks.source_checks import NUM_ROWS, find_topics
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline
+from stream_merge.cli.query.registry import record_decoder
 from stream_merge.cli.query.sources import read_some
 from stream_merge.cli.query.tables import is_single, route_by, route_column
 
@@ -26,7 +28,11 @@ class Samples:
 
     spark: SparkSession
     pipeline: Pipeline
+    _decode: Callable[[DataFrame], DataFrame] | None = field(default=None, init=False, repr=False)
     _whole: DataFrame | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._decode = record_decoder(self.pipeline)
 
     def names(self) -> list[str]:
         """Return the names of the sources as far as they are known: topics, or the names in the first rows."""
@@ -70,5 +76,6 @@ class Samples:
         return self._whole
 
     def _kept(self, frame: DataFrame) -> DataFrame:
-        """Return the rows detached from their source, which every check would otherwise read again."""
-        return self.spark.createDataFrame(frame.collect(), frame.schema)
+        """Return the rows detached from their source, which every check would otherwise read again, and in JSON."""
+        kept = self.spark.createDataFrame(frame.collect(), frame.schema)
+        return kept if self._decode is None else self._decode(kept)

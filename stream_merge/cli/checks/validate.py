@@ -12,15 +12,17 @@ from stream_merge.cli.file.faults import Fault, in_order
 from stream_merge.cli.file.load import LoadedPipeline
 from stream_merge.cli.file.pipeline import KafkaSource, TableSettings
 from stream_merge.cli.file.positions import Location
+from stream_merge.cli.query.registry import make_registry
 from stream_merge.cli.query.sources import kafka_options
 from stream_merge.cli.query.tables import build_sink, known_targets, sink_options
 from stream_merge.config import SinkConfig
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, SchemaRegistryError
 from stream_merge.options import with_learnt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_REGISTRY_SECONDS = 5.0
 _OPTIONS = {**{name: name for name in TableSettings.model_fields}, "columns": "write_columns"}
 """Maps options of `merge_sink` to options of a table in the file."""
 
@@ -43,7 +45,7 @@ def validate(loaded: LoadedPipeline, spark: SparkSession | None) -> list[Fault]:
         from stream_merge.cli.checks.table_checks import find_table_faults
 
         faults += find_catalog_faults(spark, loaded)
-        source_faults = list(find_source_faults(spark, loaded))
+        source_faults = [*find_source_faults(spark, loaded), *_registry_faults(loaded)]
         faults += source_faults
         # A source that cannot be read has no rows to check the tables with.
         faults += find_table_faults(spark, loaded, reads_source=not source_faults)
@@ -58,10 +60,31 @@ def _option_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
             kafka_options(pipeline.source)
         except PipelineError as error:
             yield loaded.fault(("source", "options"), _clause(str(error).removeprefix("source.options: ")))
+    if pipeline.registry is not None:
+        try:
+            make_registry(pipeline.registry)
+        except ConfigError as error:
+            for fault in error.faults:
+                option, _, sentence = fault.partition(" ")
+                yield loaded.fault(("registry", option), sentence)
     for number in range(len(pipeline.tables)):
         yield from _merge_option_faults(loaded, number)
     if pipeline.metrics.prometheus_port is not None:
         yield from _label_faults(loaded)
+
+
+def _registry_faults(loaded: LoadedPipeline) -> Iterator[Fault]:
+    """Yield why the schema registry cannot be asked."""
+    settings = loaded.pipeline.registry
+    if settings is None:
+        return
+    try:
+        # A user is waiting.
+        make_registry(settings.model_copy(update={"timeout": min(settings.timeout, _REGISTRY_SECONDS)})).check()
+    except SchemaRegistryError as error:
+        yield loaded.fault(("registry", "url"), str(error))
+    except ConfigError as error:
+        yield loaded.fault(("registry",), str(error))
 
 
 def _label_faults(loaded: LoadedPipeline) -> Iterator[Fault]:

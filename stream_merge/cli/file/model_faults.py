@@ -18,6 +18,7 @@ from stream_merge.cli.file.pipeline import (
     KafkaSource,
     MetricsSettings,
     PipelineSettings,
+    RegistrySettings,
     SparkSettings,
     TableSettings,
 )
@@ -28,6 +29,7 @@ SECTIONS: Mapping[str, Sequence[type[BaseModel]]] = {
     "pipeline": (PipelineSettings,),
     "source": tuple(SOURCES.values()),
     "decode": (DecodeSettings,),
+    "registry": (RegistrySettings,),
     "tables": (TableSettings,),
     "spark": (SparkSettings,),
     "metrics": (MetricsSettings,),

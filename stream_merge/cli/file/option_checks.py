@@ -43,6 +43,7 @@ class _Sections:
     pipeline: PipelineSettings | None
     source: Source | None
     decode: DecodeSettings | None
+    has_registry: bool
     tables: list[TableSettings | None]
 
     @property
@@ -61,6 +62,7 @@ def find_contradictions(data: Mapping[str, Any]) -> list[tuple[Location, str]]:
         pipeline=_model(PipelineSettings, data.get("pipeline")),
         source=_source(data.get("source")),
         decode=_model(DecodeSettings, data.get("decode", {})),
+        has_registry="registry" in data,
         tables=[_model(TableSettings, table) for table in tables] if isinstance(tables, list) else [],
     )
     return [
@@ -138,6 +140,11 @@ def _decode_faults(sections: _Sections) -> Found:
                     ("decode", option),
                     f'belongs to format = "debezium", and "{decode.format}" would ignore it; leave it out',
                 )
+        if sections.has_registry:
+            yield (
+                ("registry",),
+                f'belongs to format = "debezium" of [decode], and "{decode.format}" would ignore it; leave it out',
+            )
     if decode.format == "none" or source is None or isinstance(source, KafkaSource):
         return
     if isinstance(source, FilesSource):

@@ -113,9 +113,9 @@ class DecodeSettings(Section):
     """How records become rows."""
 
     format: Literal["debezium", "json", "none"] = "none"
-    """"debezium": Debezium's events in JSON, decoded with `stream_merge.debezium`, which brings order, deletes,
-    TRUNCATE, key changes and unsent values. "json": the record's value is a JSON object of the table's columns. "none":
-    the source's own columns."""
+    """"debezium": Debezium's events in JSON, or with `[registry]` in Avro, decoded with `stream_merge.debezium`, which
+    brings order, deletes, TRUNCATE, key changes and unsent values. "json": the record's value is a JSON object of the
+    table's columns. "none": the source's own columns."""
     placeholder: str = "__debezium_unavailable_value"
     """Debezium's `unavailable.value.placeholder`."""
     layout: Literal["envelope", "flattened"] | None = None
@@ -127,6 +127,32 @@ class DecodeSettings(Section):
     keep_tombstones: bool = False
     """Whether records without a value are deletes. They are if ExtractNewRecordState flattens the events with its
     default `delete.tombstone.handling.mode=tombstone`. With envelopes, or with `rewrite`, they only repeat deletes."""
+
+
+class RegistrySettings(Section):
+    """The schema registry of records in Avro, for `format = "debezium"`: see [Avro](debezium.md#avro)."""
+
+    url: str | list[Annotated[str, Field(min_length=1)]]
+    """Its address, or several addresses of one registry. It must speak Confluent's protocol; for Apicurio Registry the
+    address ends in `/apis/ccompat/v7`."""
+    user: str | None = None
+    """User, or API key, for HTTP's basic authentication."""
+    password: str | None = None
+    """Its password, or API secret."""
+    token: str | None = None
+    """A bearer token, in place of user and password."""
+    ca_file: str | None = None
+    """PEM file of the authorities that sign the registry's certificate; those of the system by default."""
+    certificate_file: str | None = None
+    """PEM file of a client certificate."""
+    key_file: str | None = None
+    """PEM file of its key, if `certificate_file` does not hold it."""
+    key_password: str | None = None
+    """The password of the key."""
+    id_size: Literal[4, 8] = 4
+    """Bytes of a schema's id in the records: 4, or 8 as Apicurio's converters before version 3 write it."""
+    timeout: float = Field(default=60.0, ge=1)
+    """Seconds for which a request is repeated if the registry does not answer, or answers 429 or 5xx."""
 
 
 class TableSettings(Section):
@@ -246,6 +272,7 @@ class Pipeline(Section):
     pipeline: PipelineSettings
     source: Source
     decode: DecodeSettings = DecodeSettings()
+    registry: RegistrySettings | None = None
     tables: list[TableSettings] = Field(min_length=1)
     spark: SparkSettings = SparkSettings()
     metrics: MetricsSettings = MetricsSettings()

@@ -60,6 +60,7 @@ _HEADS = {
     "pipeline": "[pipeline]",
     "source": "[source]",
     "decode": "[decode]",
+    "registry": "[registry]",
     "tables": "[[tables]]",
     "spark": "[spark]",
     "metrics": "[metrics]",

@@ -17,6 +17,7 @@ from stream_merge.bridge.table import open_table
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.sources import CORRUPT_RECORD
+from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.fields import is_own, resolve_columns
 from stream_merge.debezium.keys import learn_keys
 from stream_merge.debezium.schemas import LearntColumns, asked_as, learn_columns
@@ -142,6 +143,8 @@ class Decoder:
             )
         if self._has_schema is False:
             self._warn_of_lost_deletes(records)
+        if present is None and self._has_schema is None and (why := first_decode_error(records)) is not None:
+            raise PipelineError(f"The columns of {self._shown} are not known: {why}.", ExitCode.FAILED)
         if present is None and self._has_schema is None and not self.decode.keep_tombstones:
             return None
         if present is None:
@@ -286,6 +289,6 @@ def _has_schema_part(records: DataFrame) -> bool | None:
     """Return whether the messages describe their columns; None if no record has a value."""
     value = col("value").cast("string")
     # More than one, since the first may be malformed.
-    some = records.where(value.isNotNull()).limit(_EXAMINED_RECORDS)
+    some = decodable(records).where(value.isNotNull()).limit(_EXAMINED_RECORDS)
     found = some.agg(F.bool_or(F.get_json_object(value, "$.schema.type").isNotNull())).head()
     return None if found is None or found[0] is None else bool(found[0])

@@ -12,7 +12,7 @@ from stream_merge.packages import delta_package
 SCALA = "2.13"
 
 
-def find_packages(settings: SparkSettings, source: Source | None = None) -> list[str]:
+def find_packages(settings: SparkSettings, source: Source | None = None, *, has_registry: bool = False) -> list[str]:
     """Return the packages for Spark to fetch: Delta's, those of a source, and those of the file.
 
     A coordinate in the file replaces a chosen one of the same artifact, whatever its version.
@@ -23,7 +23,7 @@ def find_packages(settings: SparkSettings, source: Source | None = None) -> list
     if not settings.choose_packages:
         return list(settings.packages)
     try:
-        chosen = [delta_package(), *source_packages(source, version("pyspark"))]
+        chosen = [delta_package(), *source_packages(source, version("pyspark"), has_registry=has_registry)]
     except PackageNotFoundError as error:
         raise PipelineError(
             f"The Python package {error.name} is not installed: pip install 'stream-merge[spark,cli]', or set "
@@ -33,13 +33,18 @@ def find_packages(settings: SparkSettings, source: Source | None = None) -> list
     return merged(chosen, settings.packages)
 
 
-def source_packages(source: Source | None, spark_version: str) -> list[str]:
-    """Return the coordinates of the connector that a source needs and Spark does not include."""
-    if isinstance(source, KafkaSource):
-        return [f"org.apache.spark:spark-sql-kafka-0-10_{SCALA}:{spark_version}"]
-    if isinstance(source, FilesSource) and source.file_format == "avro":
-        return [f"org.apache.spark:spark-avro_{SCALA}:{spark_version}"]
-    return []
+def source_packages(source: Source | None, spark_version: str, *, has_registry: bool = False) -> list[str]:
+    """Return the coordinates of what a source needs and Spark does not include: its connector, and Avro.
+
+    Args:
+        source: The source.
+        spark_version: Version of Spark.
+        has_registry: Whether its records are in Avro, with schemas in a registry.
+    """
+    names = ["sql-kafka-0-10"] if isinstance(source, KafkaSource) else []
+    if has_registry or (isinstance(source, FilesSource) and source.file_format == "avro"):
+        names.append("avro")
+    return [f"org.apache.spark:spark-{name}_{SCALA}:{spark_version}" for name in names]
 
 
 def merged(chosen: Iterable[str], given: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.durations import parse_duration
 from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import PATTERN_PREFIX, DeltaSource, KafkaSource, Pipeline, TableSettings
+from stream_merge.cli.query.registry import record_decoder
 from stream_merge.cli.query.sources import CORRUPT_RECORD, keeps_corrupt_records
 from stream_merge.errors import ConfigError
 
@@ -61,6 +62,27 @@ def build_sink(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[Data
     Raises:
         PipelineError: The tables cannot be merged as described.
     """
+    decode = record_decoder(pipeline)
+    merge = _merge_of(pipeline, on_result)
+    return merge if decode is None else _decoding_first(decode, merge)
+
+
+def _decoding_first(
+    decode: Callable[[DataFrame], DataFrame], merge: Callable[[DataFrame, int], None]
+) -> Callable[[DataFrame, int], None]:
+    """Return a function that decodes a micro-batch as a whole: the schemas of all topics are looked up in one job."""
+
+    def decode_and_merge(batch_df: DataFrame, batch_id: int) -> None:
+        from stream_merge.bridge.materialized import materialized
+
+        # The records are read for the ids of their schemas, and then decoded.
+        with materialized(batch_df) as records:
+            merge(decode(records), batch_id)
+
+    return decode_and_merge
+
+
+def _merge_of(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[DataFrame, int], None]:
     decoders = Decoders(pipeline)
     if is_single(pipeline):
         return _single_sink(pipeline, decoders, on_result)

@@ -24,7 +24,7 @@ from stream_merge.cli.file.secrets import MASK
 from stream_merge.cli.query.packages import find_packages
 from stream_merge.cli.run.spark_process import starting_jvm
 from stream_merge.java import find_java_fault
-from stream_merge.packages import log_store_jar
+from stream_merge.packages import AVRO_LIMITS, log_store_jar
 from stream_merge.table.log_stores import CONDITIONAL_CREATE
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ _REDACTION = "spark.redaction.regex"
 _SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
 """Spark's own default."""
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+_DEFAULT_JAVA_OPTIONS = ("spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions")
 # A part of a value, such as a folder in a path, may be a text that is a secret elsewhere.
 _SECRET_PROPERTY = re.compile(
     rf"=[\"']?{re.escape(MASK)}(?:[\"'\s]|$)|(?:pass|secret|token|credential)[\w.-]*=\S*{re.escape(MASK)}",
@@ -92,7 +93,13 @@ def start_session(pipeline: Pipeline, secrets: Secrets) -> SparkSession:
     Raises:
         PipelineError: There is no suitable Java, packages cannot be fetched, or Spark does not start.
     """
-    return start_spark(pipeline.spark, secrets, name=pipeline.pipeline.name, source=pipeline.source)
+    return start_spark(
+        pipeline.spark,
+        secrets,
+        name=pipeline.pipeline.name,
+        source=pipeline.source,
+        has_registry=pipeline.registry is not None,
+    )
 
 
 def start_spark(
@@ -101,6 +108,7 @@ def start_spark(
     *,
     name: str,
     source: Source | None = None,
+    has_registry: bool = False,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
     """Start Spark with the section `[spark]` of a pipeline file, or return the running session.
@@ -110,6 +118,7 @@ def start_spark(
         secrets: See `launch_settings`.
         name: The name of the pipeline or command.
         source: The source to read, if it needs packages.
+        has_registry: Whether its records are in Avro, with schemas in a registry.
         defaults: Additional defaults.
 
     Raises:
@@ -125,7 +134,7 @@ def start_spark(
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
         raise PipelineError(missing_package(error), ExitCode.CANNOT_START) from None
-    settings = find_settings(spark_settings, name=name, source=source, defaults=defaults)
+    settings = find_settings(spark_settings, name=name, source=source, has_registry=has_registry, defaults=defaults)
     settings[_REDACTION] = _redaction(settings.get(_REDACTION), settings, secrets)
     if SparkContext._active_spark_context is not None:  # noqa: SLF001 - there is no public way to ask
         return SparkSession.builder.getOrCreate()
@@ -174,6 +183,7 @@ def find_settings(
     *,
     name: str,
     source: Source | None = None,
+    has_registry: bool = False,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Return Spark's settings: defaults, then the file's; packages and extensions of both; the LogStore's jar.
@@ -188,8 +198,13 @@ def find_settings(
     if spark_settings.master is not None:
         given["spark.master"] = spark_settings.master
     settings = {"spark.app.name": f"stream-merge {name}", **DEFAULT_CONF, **defaults, **given}
+    if has_registry:
+        limits = " ".join(f"-D{limit}={value}" for limit, value in AVRO_LIMITS.items())
+        for option in _DEFAULT_JAVA_OPTIONS:
+            settings[option] = f"{limits} {settings.get(option, '')}".rstrip()
     settings[_EXTENSIONS] = ",".join(dict.fromkeys([DEFAULT_CONF[_EXTENSIONS], *_listed(given.get(_EXTENSIONS, ""))]))
-    packages = list(dict.fromkeys([*find_packages(spark_settings, source), *_listed(given.get(_PACKAGES, ""))]))
+    found = find_packages(spark_settings, source, has_registry=has_registry)
+    packages = list(dict.fromkeys([*found, *_listed(given.get(_PACKAGES, ""))]))
     if packages:
         settings[_PACKAGES] = ",".join(packages)
     if any(name.startswith(_LOG_STORE) and value == CONDITIONAL_CREATE for name, value in given.items()):
