@@ -14,7 +14,7 @@ from tests.debezium.avro import in_avro
 from tests.debezium.captures import CAPTURES
 from tests.debezium.records import frame_of, record, with_schema
 from tests.debezium.registry_server import serving
-from tests.debezium.test_avro_schemas import without_doc
+from tests.debezium.test_avro_schemas import without_doc, written_by_apicurio
 from tests.debezium.test_learnt_columns import ID, KEY, decimal, field, wrapped
 
 
@@ -72,6 +72,16 @@ def test_records_of_real_logs_are_as_in_json(avro_spark, server):
         assert [parsed(row[part]) for part in ("key", "value")] == [parsed(like[part]) for part in ("key", "value")]
         assert row["_decode_error"] is None
         assert row[2:-1] == like[2:]
+
+
+@pytest.mark.core
+def test_a_record_of_a_converter_is_as_in_json(avro_spark, server):
+    """Apicurio's converter wrote the bytes."""
+    found = written_by_apicurio()
+    sent = bytes.fromhex(found["sent"])
+    number = server.add(json.dumps(found["schema"]))
+    (row,) = decoded(avro_spark, server, record(None, sent[:1] + number.to_bytes(4, "big") + sent[5:])).collect()
+    assert json.loads(row["value"]) == found["json"]
 
 
 TOPICS = [("mariadb-schema", f"mys.shop.{table}") for table in ("zoo", "odd_keys", "altered", "nokey")]

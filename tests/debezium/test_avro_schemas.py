@@ -9,6 +9,7 @@ from stream_merge.debezium.avro_schemas import AvroSchemaError, translate
 from tests.debezium.avro import avro_of
 from tests.debezium.captures import CAPTURES
 
+ENTRY = "io.confluent.connect.avro.MapEntry"
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
@@ -29,6 +30,23 @@ def without_doc(found):
     return {name: value for name, value in found.items() if name != "doc" or "type" not in found}
 
 
+def written_by_apicurio():
+    """Return what Apicurio's converter wrote of a record, and what Kafka Connect's JsonConverter wrote of the same.
+
+    One column differs: a map whose keys are numbers, which is an array of entries in Avro.
+    """
+    found = json.loads((CAPTURES / "converter" / "apicurio.json").read_text())
+    for image in found["json"]["schema"]["fields"][:2]:
+        (column,) = [each for each in image["fields"] if each["field"] == "im"]
+        keys, values = ({**column[name], "field": name[:-1]} for name in ("keys", "values"))
+        entry = {"type": "struct", "fields": [keys, values], "optional": False, "name": ENTRY}
+        column |= {"type": "array", "items": entry}
+        del column["keys"], column["values"]
+    after = found["json"]["payload"]["after"]
+    after["im"] = [{"key": key, "value": value} for key, value in after["im"]]
+    return found
+
+
 def record(*fields, **more):
     return {"type": "record", "name": "R", "namespace": "a.b", "fields": list(fields), **more}
 
@@ -46,6 +64,11 @@ def column_of(kind, **more):
     found = dict(connect_of(record(field(kind, **more)))["fields"][0])
     assert found.pop("field") == "x"
     return found
+
+
+def test_the_schema_that_a_converter_registered_is_that_of_json():
+    found = written_by_apicurio()
+    assert connect_of(found["schema"]) == found["json"]["schema"]
 
 
 @pytest.mark.parametrize("capture", ["odd-schema", "mariadb-schema", "small-schema"])
