@@ -47,7 +47,7 @@ max_offsets_per_trigger = 3000
 
 [decode]
 format = "debezium"
-
+{registry}
 [[tables]]
 source = 're:{prefix}\\.public\\.(?P<table>customers|notes)'
 target = {target}
@@ -80,14 +80,24 @@ master = "local[2]"
 """
 
 
-def write_pipeline(folder: Path, *, bootstrap_servers: str, prefix: str, tables: Path, conf: Mapping[str, str]) -> Path:
+def write_pipeline(
+    folder: Path,
+    *,
+    bootstrap_servers: str,
+    prefix: str,
+    tables: Path,
+    conf: Mapping[str, str],
+    registry: Mapping[str, str | int] | None = None,
+) -> Path:
     """Write the pipeline file for the tables of the shop, as Debezium writes them under a prefix; return its path."""
+    options = [f"{name} = {json.dumps(value)}\n" for name, value in (registry or {}).items()]
     file = folder / "pipeline.toml"
     file.write_text(
         PIPELINE.format(
             checkpoint=json.dumps(str(folder / "checkpoint")),
             bootstrap_servers=json.dumps(bootstrap_servers),
             prefix=prefix,
+            registry="".join(["\n[registry]\n", *options]) if options else "",
             target=json.dumps(f"{tables}/{{table}}"),
             items=json.dumps(f"{tables}/order_items"),
             visits=json.dumps(f"{tables}/visits"),

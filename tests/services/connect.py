@@ -6,7 +6,7 @@ import json
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,13 +147,16 @@ class LocalConnect(LocalServer):
 
     START_SECONDS = START_SECONDS
 
-    def __init__(self, kafka: Kafka, *, log: Path, debezium: str = DEBEZIUM_VERSION) -> None:
+    def __init__(
+        self, kafka: Kafka, *, log: Path, debezium: str = DEBEZIUM_VERSION, plugins: Sequence[Path] = ()
+    ) -> None:
         """Write the worker's configuration.
 
         Args:
             kafka: Where its topics are.
             log: Where to write what it says.
             debezium: Version of the connector.
+            plugins: Folders of further plugins, each in a folder of its own.
 
         Raises:
             Unavailable: Java or the jars cannot be had.
@@ -164,7 +167,8 @@ class LocalConnect(LocalServer):
         [self.port] = free_ports(1)
         self.folder = Path(tempfile.mkdtemp(prefix="stream_merge-connect-"))
         properties = self.folder / "worker.properties"
-        properties.write_text(worker_properties(self.port, kafka.bootstrap_servers, plugin.parent))
+        folders = ",".join(str(each.parent) for each in (plugin, *plugins))
+        properties.write_text(worker_properties(self.port, kafka.bootstrap_servers, folders))
         command = [program, *JAVA_OPTIONS, "-Xmx384m", "-cp", f"{jars}/*"]
         command += ["org.apache.kafka.connect.cli.ConnectDistributed", str(properties)]
         self.process = Process("Kafka Connect", command, log=log, directory=self.folder)
@@ -178,7 +182,7 @@ class LocalConnect(LocalServer):
         return self.connect().answers()
 
 
-def worker_properties(port: int, bootstrap_servers: str, plugins: Path) -> str:
+def worker_properties(port: int, bootstrap_servers: str, plugins: str) -> str:
     """Return the configuration of a distributed worker whose topics are named by its port."""
     topics = {
         f"{kind}.storage.{setting}": value

@@ -1,4 +1,5 @@
-"""Java programs from Maven: an artifact and what it depends on, copied into a folder once for all test runs."""
+"""Java programs from Maven: an artifact and what it depends on, or an archive, put into a folder once for all test
+runs."""
 
 from __future__ import annotations
 
@@ -56,6 +57,24 @@ def copy_jars(name: str, coordinates: Iterable[str], *, alone: bool = False) -> 
     """
     dependencies = [DEPENDENCY.format(*one.split(":"), ALONE if alone else "") for one in coordinates]
     pom = POM.format(name=name, dependencies="\n".join(dependencies))
+    return _made_once(name, pom, "dependency:copy-dependencies", "-DincludeScope=runtime")
+
+
+def unpack(name: str, coordinate: str) -> Path:
+    """Return the folder `name` with the contents of an archive; Maven is asked only the first time.
+
+    Args:
+        name: Name of the folder.
+        coordinate: `group:artifact:version:type:classifier`.
+
+    Raises:
+        Unavailable: As `copy_jars`.
+    """
+    pom = POM.format(name=name, dependencies=f"<!-- {coordinate} -->")
+    return _made_once(name, pom, "dependency:unpack", f"-Dartifact={coordinate}")
+
+
+def _made_once(name: str, pom: str, goal: str, option: str) -> Path:
     parent = cache_folder() / hashlib.sha256(pom.encode()).hexdigest()[:16]
     folder = parent / name
     if folder.is_dir():
@@ -69,17 +88,17 @@ def copy_jars(name: str, coordinates: Iterable[str], *, alone: bool = False) -> 
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=cache_folder()) as workspace:
-                _run_maven(program, name, pom, Path(workspace))
+                _run_maven(program, name, pom, Path(workspace), goal, option)
                 parent.mkdir(exist_ok=True)
                 # Only what is complete gets the name.
                 Path(workspace, "jars").rename(folder)
     return folder
 
 
-def _run_maven(program: str, name: str, pom: str, workspace: Path) -> None:
+def _run_maven(program: str, name: str, pom: str, workspace: Path, goal: str, option: str) -> None:
     (workspace / "pom.xml").write_text(pom)
-    command = [program, "--quiet", "--batch-mode", "--file", str(workspace / "pom.xml"), "dependency:copy-dependencies"]
-    command += [f"-DoutputDirectory={workspace / 'jars'}", "-DincludeScope=runtime"]
+    command = [program, "--quiet", "--batch-mode", "--file", str(workspace / "pom.xml"), goal, option]
+    command += [f"-DoutputDirectory={workspace / 'jars'}"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, stdin=subprocess.DEVNULL
