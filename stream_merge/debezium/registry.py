@@ -155,8 +155,9 @@ class SchemaRegistry:
             try:
                 return self._answer(address, path, self._logins[place], max(1.0, until - time.monotonic()))
             except HTTPError as error:
-                if error.code not in _TRANSIENT:
-                    raise _refused(error, address, not_found) from None
+                with error:
+                    if error.code not in _TRANSIENT:
+                        raise _refused(error, address, not_found) from None
                 failure = f"{error.code} {error.reason}"
             except (URLError, OSError, HTTPException) as error:
                 reason = error.reason if isinstance(error, URLError) else error

@@ -11,7 +11,7 @@ from stream_merge.debezium.envelope import image_fields, sequence_sql
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.header_keys import decode_key, unmarked
 from stream_merge.debezium.settings import CHANGE_COL, Settings
-from stream_merge.debezium.spelling import rarely, text
+from stream_merge.debezium.spelling import NUL, rarely, text
 from stream_merge.debezium.unavailable import is_unavailable
 from stream_merge.debezium.values import decode, is_text
 from stream_merge.sql import quote
@@ -25,6 +25,9 @@ _UNLEARNT = (
 _LACKS_ROW = "(after IS NULL AND coalesce(op, '') <> 'd')"
 _LACKS_OLD_ROW = "(before IS NULL AND op IN ('u', 'd'))"
 
+_IN_AVRO = (
+    "the value begins like Avro with the id of a schema: decode it with from_registry, or [registry] in a pipeline file"
+)
 _NO_KEY = "the record has no key, and no other record tells the keys"
 
 
@@ -171,7 +174,9 @@ def _error_sql(settings: Settings) -> str:
     names, keys = settings.names, settings.key_positions
     ops = "'r', 'c', 'u', 'd', 't'" + (", 'm'" if settings.keep_messages else "")
     faults = [
-        ("decode_error IS NOT NULL", "decode_error") if settings.may_have_decode_errors else None,
+        ("decode_error IS NOT NULL", "decode_error")
+        if settings.may_have_decode_errors
+        else (f"startswith(value, {NUL})", text(_IN_AVRO)),
         ("is_no_text", "'the value is not UTF-8'"),
         ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
         ("is_unlearnt", text(_UNLEARNT)),

@@ -10,9 +10,13 @@ _numbers = count()
 
 def text(value: str) -> str:
     """Return a string as an SQL literal."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    # Spark would replace ${...} by a setting or a variable of the environment.
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\u0024{")
     return f"'{escaped}'"
 
+
+NUL = r"'\0'"
+"""SQL for the character 0, with which JSON never begins, and Avro with the id of a schema does."""
 
 JSON_SPACE = r"' \t\r\n'"
 """SQL for the characters that may surround JSON."""

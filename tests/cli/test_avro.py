@@ -88,6 +88,10 @@ def test_a_batch_of_damaged_records_of_a_table_that_nobody_knows_is_not_left_out
     key, value, *rest = in_avro(server, wrapped(CUSTOMERS, "c", {"id": 1, "name": "Ann", "balance": None}))
     records = frame_of(avro_spark, (key, value[:-2], *rest))
     target = str(tmp_path / "t")
+    with pytest.raises(
+        PipelineError, match=r"^The columns of t are not known: its messages are in Avro\. Name the reg"
+    ):
+        Decoder(DecodeSettings(format="debezium"), TableSettings(source="t", target=target), target, "t")(records)
     decoder = Decoder(DecodeSettings(format="debezium"), TableSettings(source="t", target=target), target, "t")
     with pytest.raises(PipelineError, match=r"^The columns of t are not known: the value cannot be decoded: it is not"):
         decoder(debezium.from_registry(records, debezium.SchemaRegistry(url=server.url)))

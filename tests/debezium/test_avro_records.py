@@ -191,6 +191,15 @@ def test_what_cannot_be_decoded_is_an_error_of_its_record(avro_spark, server):
     }
 
 
+def test_without_a_registry_records_in_avro_are_errors_that_say_so(avro_spark, server):
+    record = in_avro(server, wrapped(NARROW, "c", {"id": 1, "n": "AQ=="}))
+    (row,) = debezium.changes(frame_of(avro_spark, record), "id BIGINT", ["id"]).collect()
+    assert row["_change"]["error"] == (
+        "the value begins like Avro with the id of a schema: decode it with from_registry, or [registry] in a pipeline "
+        "file"
+    )
+
+
 def test_a_batch_that_cannot_be_decoded_tells_why(avro_spark, server):
     good = in_avro(server, wrapped(NARROW, "c", {"id": 1, "n": "AQ=="}))
     learnt = debezium.learn_columns(decoded(avro_spark, server, good))
@@ -217,10 +226,17 @@ def test_values_are_those_of_json(avro_spark, server):
         field("s", "struct", fields=inner),
         field("b", "bytes"),
         field("z", "double"),
+        # Not what the environment has.
+        field("w", "string", default="${env:HOME} $'{x}"),
     ]
     long = 'ä"\\\u2028\u0001\N{GRINNING FACE}\N{REPLACEMENT CHARACTER}' * 5000
     values = {"id": -(2**63), "Id": long, "iD": math.nan, "f": math.inf, "g": 0.1, "m": {"": None, "k": 2**62}}
-    values |= {"s": {"a": None, "A": [None, ""]}, "b": base64.b64encode(bytes(range(256))).decode(), "z": -0.0}
+    values |= {
+        "s": {"a": None, "A": [None, ""]},
+        "b": base64.b64encode(bytes(range(256))).decode(),
+        "z": -0.0,
+        "w": "${env:HOME}",
+    }
     frame = decoded(avro_spark, server, in_avro(server, wrapped(columns, "c", values, key={"id": values["id"]})))
     (row,) = debezium.changes(frame).collect()
     assert row["_change"]["error"] is None
@@ -230,6 +246,9 @@ def test_values_are_those_of_json(avro_spark, server):
     assert row["m"] == {"": None, "k": 2**62}
     assert (row["s"][0], row["s"][1]) == (None, [None, ""])
     assert bytes(row["b"]) == bytes(range(256))
+    assert row["w"] == "${env:HOME}"
+    (sent,) = frame.collect()
+    assert json.loads(sent["value"])["schema"]["fields"][0]["fields"][-1]["default"] == "${env:HOME} $'{x}"
 
 
 def test_flattened_events_and_ids_of_eight_bytes(avro_spark, server):

@@ -159,7 +159,8 @@ def errors(batch_df: DataFrame) -> str:
 
 
 def changes_of_debezium(records: DataFrame) -> DataFrame:
-    learnt: DataFrame = debezium.changes(records)
+    registry = debezium.SchemaRegistry(url=["https://a.example", "https://b.example"], token="...", timeout=30)
+    learnt: DataFrame = debezium.changes(debezium.from_registry(records, registry))
     columns: debezium.Columns = {"id": "BIGINT", "at": debezium.Field("TIMESTAMP_NTZ", "io.debezium.time.Timestamp")}
     keys: tuple[str, ...] | None = debezium.learn_keys(records, known=["id"])
     given = debezium.changes(records, columns, keys, format="flattened", keep_tombstones=True)

@@ -21,7 +21,7 @@ from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.fields import is_own, resolve_columns
 from stream_merge.debezium.keys import learn_keys
 from stream_merge.debezium.schemas import LearntColumns, asked_as, learn_columns
-from stream_merge.debezium.spelling import IS_TOMBSTONE
+from stream_merge.debezium.spelling import IS_TOMBSTONE, NUL
 from stream_merge.errors import ConfigError, TargetNotFoundError
 from stream_merge.tombstones.history import remembered_keys
 
@@ -149,8 +149,12 @@ class Decoder:
             return None
         if present is None:
             raise PipelineError(
-                f"The columns of {self._shown} are not known: its messages have no schema part (schemas.enable=true), "
-                f"and the table {self.target} does not exist. Give columns for this table in the pipeline file.",
+                f"The columns of {self._shown} are not known: its messages are in Avro. Name the registry of their "
+                "schemas in the section [registry]."
+                if _is_in_avro(records)
+                else f"The columns of {self._shown} are not known: its messages have no schema part "
+                f"(schemas.enable=true), and the table {self.target} does not exist. Give columns for this table in "
+                "the pipeline file.",
                 ExitCode.USAGE,
             )
         if self._of_target is None or self._of_target[0] != present:
@@ -283,6 +287,11 @@ def target_schema(spark: SparkSession, target: str) -> T.StructType | None:
     except TargetNotFoundError:
         return None
     return T.StructType([f for f in schema.fields if not is_own(f.name)])
+
+
+def _is_in_avro(records: DataFrame) -> bool:
+    """Return whether a value begins like Avro with the id of a schema, and no registry was asked for it."""
+    return bool(decodable(records).where(f"startswith(CAST(value AS STRING), {NUL})").head(1))
 
 
 def _has_schema_part(records: DataFrame) -> bool | None:
