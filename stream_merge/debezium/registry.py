@@ -8,7 +8,7 @@ import logging
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from http.client import HTTPException
 from threading import Lock
@@ -35,7 +35,7 @@ class _UnknownSchemaError(Exception):
     """The registry has no such schema."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SchemaRegistry:
     """A schema registry with Confluent's HTTP protocol: Confluent's own, Apicurio's (`/apis/ccompat/v7`), Karapace.
 
@@ -57,6 +57,7 @@ class SchemaRegistry:
     """
 
     url: str | Sequence[str]
+    _: KW_ONLY
     user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)

@@ -51,6 +51,8 @@ class LocalRegistry(LocalServer):
             ".apicurio.registry.url": f"http://127.0.0.1:{self.port}/apis/registry/v2",
             ".apicurio.registry.auto-register": "true",
             ".apicurio.registry.find-latest": "true",
+            # Confluent's protocol gives a schema by this id; by default the converter writes that of the version.
+            ".apicurio.registry.use-id": "contentId",
         }
         return {f"{part}.converter{name}": value for part in ("key", "value") for name, value in settings.items()}
 
