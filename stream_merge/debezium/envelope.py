@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -96,6 +97,12 @@ def parse_envelope(json: Column, columns: Sequence[str], *, with_before: bool) -
     wrapped = T.StructField("payload", T.StructType(body))
     schema = T.StructType([*body, wrapped, T.StructField(CORRUPT, T.StringType())])
     return F.from_json(json, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
+
+
+def is_envelope(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema part is that of an envelope."""
+    types = {member["field"]: member["type"] for member in schema.get("fields", ())}
+    return {"op", "source", "after"} <= types.keys() and types["after"] == "struct"
 
 
 def can_detect_flattened(columns: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.debezium.decode_errors import decodable, first_decode_error
-from stream_merge.debezium.envelope import DELETED
+from stream_merge.debezium.envelope import DELETED, is_envelope
 from stream_merge.debezium.fields import PLAIN, SEMANTICS, Field
 from stream_merge.debezium.keys import KEY_PARTS, NO_KEYS_TOLD, ToldKeys, told_keys, with_key_parts
 from stream_merge.debezium.spelling import IS_TOMBSTONE
@@ -281,7 +281,7 @@ def _sent_schema(row: Row, meta_prefix: str, renamed: Mapping[str, str]) -> Sent
             name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             for name, value in defaults.items()
         },
-        marks_deletes=DELETED in parts or _is_envelope(schema),
+        marks_deletes=DELETED in parts or is_envelope(schema),
     )
 
 
@@ -355,14 +355,9 @@ def _default_when_added(name: str, schemas: Sequence[SentSchema]) -> str | None:
     return None
 
 
-def _is_envelope(schema: Mapping[str, Any]) -> bool:
-    types = {member["field"]: member["type"] for member in schema.get("fields", ())}
-    return {"op", "source", "after"} <= types.keys() and types["after"] == "struct"
-
-
 def _row_members(schema: Mapping[str, Any], meta_prefix: str) -> Sequence[Mapping[str, Any]]:
     members: Sequence[Mapping[str, Any]] = schema.get("fields", ())
-    if _is_envelope(schema):
+    if is_envelope(schema):
         after: Sequence[Mapping[str, Any]] = next(member["fields"] for member in members if member["field"] == "after")
         return after
     return [member for member in members if member["field"] != DELETED and not member["field"].startswith(meta_prefix)]

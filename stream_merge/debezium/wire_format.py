@@ -1,4 +1,4 @@
-"""Turns records in the wire format of Avro converters into the JSON that Kafka Connect's JsonConverter would write.
+"""Turns records in the wire format of Avro converters into JSON as Kafka Connect's JsonConverter writes it.
 
 A key or a value in this format begins with a byte 0 and the id of its schema, and the rest is Avro. JSON never begins
 with a byte 0.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
@@ -17,6 +18,7 @@ from stream_merge.bridge.avro_limits import limit_avro
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.avro_schemas import Translated
 from stream_merge.debezium.decode_errors import DECODE_ERROR_COL
+from stream_merge.debezium.envelope import is_envelope
 from stream_merge.debezium.registry import SchemaRegistry
 from stream_merge.debezium.spelling import let, text
 from stream_merge.errors import ConfigError
@@ -29,7 +31,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 @without_call_sites()
 def from_registry(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
-    """Return records in Avro as they would be in JSON with the schema part; reads the ids of their schemas.
+    """Return records in Avro as JsonConverter would write them, with a schema part; reads the ids of their schemas.
 
     Pass the result to `changes`, `learn_columns` and the others in place of the records. It is evaluated once for each
     of them, so persist it. What is not in the wire format stays as it is, be it JSON, text, or nothing.
@@ -116,7 +118,7 @@ def _json_sql(sent: str, start: int, schema: Translated) -> str:
     # the type itself, and shows whether there is a value.
     whole = json.dumps({"type": "record", "name": "Whole", "fields": fields}, ensure_ascii=False)
     avro = f"from_avro(concat(substring({sent}, {start + 1}), {_END}), {text(whole)}, map('mode', 'PERMISSIVE'))"
-    begin = json.dumps({"schema": schema.connect}, ensure_ascii=False, separators=(",", ":"))[:-1] + ","
+    begin = json.dumps({"schema": _shortened(schema.connect)}, ensure_ascii=False, separators=(",", ":"))[:-1] + ","
 
     def written(read: str) -> str:
         named = f"CAST(named_struct('payload', {read}.payload) AS STRUCT<payload: {schema.sql}>)"
@@ -124,6 +126,20 @@ def _json_sql(sent: str, start: int, schema: Translated) -> str:
         return f"CASE WHEN {read}.end = {_END} THEN {let(payload, lambda found: _checked(found, begin, sent))} END"
 
     return let(avro, written)
+
+
+def _shortened(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema part without the fields of `before`, `source` and `transaction`, which nobody reads.
+
+    Every record has it, and in Avro none had, so that it decides how much memory a micro-batch takes.
+    """
+    if not is_envelope(schema):
+        return schema
+    fields = [
+        {**member, "fields": []} if "fields" in member and member["field"] != "after" else member
+        for member in schema["fields"]
+    ]
+    return {**schema, "fields": fields}
 
 
 def _checked(payload: str, begin: str, sent: str) -> str:
