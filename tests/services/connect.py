@@ -167,8 +167,7 @@ class LocalConnect(LocalServer):
         [self.port] = free_ports(1)
         self.folder = Path(tempfile.mkdtemp(prefix="stream_merge-connect-"))
         properties = self.folder / "worker.properties"
-        folders = ",".join(str(each.parent) for each in (plugin, *plugins))
-        properties.write_text(worker_properties(self.port, kafka.bootstrap_servers, folders))
+        properties.write_text(worker_properties(self.port, kafka.bootstrap_servers, plugin.parent, *plugins))
         command = [program, *JAVA_OPTIONS, "-Xmx384m", "-cp", f"{jars}/*"]
         command += ["org.apache.kafka.connect.cli.ConnectDistributed", str(properties)]
         self.process = Process("Kafka Connect", command, log=log, directory=self.folder)
@@ -182,7 +181,7 @@ class LocalConnect(LocalServer):
         return self.connect().answers()
 
 
-def worker_properties(port: int, bootstrap_servers: str, plugins: str) -> str:
+def worker_properties(port: int, bootstrap_servers: str, plugins: Path, *more_plugins: Path) -> str:
     """Return the configuration of a distributed worker whose topics are named by its port."""
     topics = {
         f"{kind}.storage.{setting}": value
@@ -194,8 +193,9 @@ def worker_properties(port: int, bootstrap_servers: str, plugins: str) -> str:
         "bootstrap.servers": bootstrap_servers,
         "group.id": f"connect_{port}",
         **topics,
-        "plugin.path": plugins,
-        "plugin.discovery": "service_load",
+        "plugin.path": ",".join(str(folder) for folder in (plugins, *(more.parent for more in more_plugins))),
+        # Not all plugins have a file that names them; looking into all classes takes longer.
+        "plugin.discovery": "hybrid_warn" if more_plugins else "service_load",
         "key.converter": "org.apache.kafka.connect.json.JsonConverter",
         "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         # What was delivered is soon confirmed to the database, by which a test knows that it was.
