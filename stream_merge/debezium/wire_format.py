@@ -1,7 +1,7 @@
 """Turns records in the wire format of Avro converters into JSON as Kafka Connect's JsonConverter writes it.
 
 A key or a value in this format begins with a byte 0 and the id of its schema, and the rest is Avro. JSON never begins
-with a byte 0.
+with a byte 0. Apicurio's converter may put the id into a header instead.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from stream_merge.errors import ConfigError
 _PARTS = ("key", "value")
 _END = "x'f1a7b3c5d90e2846'"
 """Bytes that are put after the Avro, and must be read after it: else it is longer or shorter than its schema says."""
+_MAX_IDS = 2000
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -45,53 +46,90 @@ def from_registry(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
         registry: Where the schemas are.
 
     Raises:
-        ConfigError: The records are a stream, or Spark lacks its Avro package.
+        ConfigError: The records are a stream or in another format, or Spark lacks its Avro package.
         SchemaRegistryError: The registry does not answer, or refuses to.
     """
     if records.isStreaming:
         raise ConfigError(["the schemas of a stream are not known before it runs; call from_registry in foreachBatch"])
     limit_avro(records.sparkSession)
     start = registry.id_size + 1
-    sent = {part: f"CAST({part} AS BINARY)" for part in _PARTS}
-    ids = _find_ids(records, sent, start)
+    has_headers = "headers" in records.columns
+    names = [name for name in records.columns if name != DECODE_ERROR_COL]
+    records = records.withColumns({part: F.expr(_sent_sql(part, start, has_headers=has_headers)) for part in _PARTS})
+    is_avro = {f"{part}_is_avro": F.expr(_is_avro_sql(part, has_headers=has_headers)) for part in _PARTS}
+    records = records.withColumns(is_avro)
+    ids = _find_ids(records, start)
     found = {each: registry.schema(_id(each)) for each in sorted({*ids["key"], *ids["value"]})}
     schemas = {part: {each: found[each] for each in ids[part]} for part in _PARTS}
     # Apart from the rest, so that each is decoded once.
-    others = [name for name in records.columns if name not in (*_PARTS, DECODE_ERROR_COL)]
-    parts = {
-        **{part: F.expr(sent[part]) for part in _PARTS},
-        **{f"{part}_json": F.expr(_decoded_sql(sent[part], start, schemas[part])) for part in _PARTS},
-    }
+    decoders = {f"{part}_json": F.expr(_decoded_sql(part, start, schemas[part])) for part in _PARTS}
     try:
-        decoded = records.select(*others, *[column.alias(name) for name, column in parts.items()])
+        decoded = records.withColumns(decoders)
     except AnalysisException as error:
         if "AVRO" not in str(error):
             raise
         package = f"org.apache.spark:spark-avro_2.13:{records.sparkSession.version}"
         raise ConfigError([f"Spark lacks its Avro package; add {package} to spark.jars.packages"]) from None
     fields = [f"'{part}', coalesce(CAST({part}_json AS BINARY), {part})" for part in _PARTS]
-    whys = ", ".join(_error_sql(part, start, schemas[part]) for part in reversed(_PARTS))
-    struct = f"named_struct({', '.join(fields)}, '{DECODE_ERROR_COL}', coalesce({whys}))"
+    whys = [_error_sql(part, start, schemas[part]) for part in reversed(_PARTS)]
+    whys += [_unread_sql(part) for part in reversed(_PARTS) if has_headers]
+    struct = f"named_struct({', '.join(fields)}, '{DECODE_ERROR_COL}', coalesce({', '.join(whys)}))"
+    others = [name for name in names if name not in _PARTS]
     # Spark moves conditions on columns below the projection that computes them, and would compute them twice; below
     # this one it moves none.
-    return decoded.select(*others, F.inline(F.array(F.expr(struct)))).select(
-        *[name for name in records.columns if name != DECODE_ERROR_COL], DECODE_ERROR_COL
+    return decoded.select(*others, F.inline(F.array(F.expr(struct)))).select(*names, DECODE_ERROR_COL)
+
+
+def _sent_sql(part: str, start: int, *, has_headers: bool) -> str:
+    """Return SQL for a key or value in the wire format; Apicurio's converter may put the id into a header instead."""
+    sent = f"CAST({part} AS BINARY)"
+    if not has_headers:
+        return sent
+    number = _header(part, "contentId")
+    in_front = f"concat(x'00', substring({number}, {10 - start}), {sent})"
+    return f"CASE WHEN octet_length({number}) = 8 THEN {in_front} ELSE {sent} END"
+
+
+def _is_avro_sql(part: str, *, has_headers: bool) -> str:
+    """Return SQL for whether a key or value, as sent, is in the wire format."""
+    # Avro itself may begin with a byte 0, too.
+    is_else = f" AND {_header(part, 'globalId')} IS NULL" if has_headers else ""
+    return f"coalesce(startswith({part}, x'00'), false){is_else}"
+
+
+def _header(part: str, name: str) -> str:
+    return f"get(filter(headers, header -> header.key = 'apicurio.{part}.{name}'), 0).value"
+
+
+def _unread_sql(part: str) -> str:
+    """Return SQL for why a key or value was not read: its header has another id than the registry's protocol."""
+    why = text(
+        f"the {part} cannot be decoded: its header has Apicurio's global id; let the converter write the id of the "
+        "content (apicurio.registry.use-id=contentId)"
     )
+    is_else = f"{part} IS NOT NULL AND NOT {part}_is_avro AND {_header(part, 'globalId')} IS NOT NULL"
+    return f"CASE WHEN {is_else} THEN {why} END"
 
 
-def _find_ids(records: DataFrame, sent: Mapping[str, str], start: int) -> dict[str, list[bytes]]:
-    """Return the beginnings of the keys, and of the values, that are in Avro, each once."""
-    prefix = "CASE WHEN {avro} AND octet_length({sent}) >= {start} THEN substring({sent}, 1, {start}) END"
-    prefixes = [prefix.format(avro=_is_avro(sent[part]), sent=sent[part], start=start) for part in _PARTS]
-    row = records.agg(
-        *[F.collect_set(F.expr(each)).alias(part) for part, each in zip(_PARTS, prefixes, strict=True)]
-    ).head()
+def _find_ids(records: DataFrame, start: int) -> dict[str, list[bytes]]:
+    """Return the beginnings of the keys, and of the values, that are in Avro, each once.
+
+    Raises:
+        ConfigError: There are so many that they are no ids.
+    """
+    prefix = "CASE WHEN {part}_is_avro AND octet_length({part}) >= {start} THEN substring({part}, 1, {start}) END"
+    prefixes = {part: F.expr(prefix.format(part=part, start=start)) for part in _PARTS}
+    row = records.agg(*[F.collect_set(each).alias(part) for part, each in prefixes.items()]).head()
     assert row is not None
+    num_ids = sum(len(row[part]) for part in _PARTS)
+    if num_ids > _MAX_IDS:
+        raise ConfigError(
+            [
+                f"the records name {num_ids} schemas, so they hardly begin with the id of one; if the ids are in "
+                "headers, read these too (includeHeaders); only Confluent's and Apicurio's formats are decoded"
+            ]
+        )
     return {part: sorted(bytes(each) for each in row[part]) for part in _PARTS}
-
-
-def _is_avro(sent: str) -> str:
-    return f"startswith({sent}, x'00')"
 
 
 def _id(prefix: bytes) -> int:
@@ -105,7 +143,7 @@ def _decoded_sql(sent: str, start: int, schemas: Mapping[bytes, Translated | str
         for prefix, schema in schemas.items()
         if isinstance(schema, Translated)
     ]
-    return _case(f"CASE WHEN {_is_avro(sent)} THEN substring({sent}, 1, {start}) END", cases, "CAST(NULL AS STRING)")
+    return _case(f"CASE WHEN {sent}_is_avro THEN substring({sent}, 1, {start}) END", cases, "CAST(NULL AS STRING)")
 
 
 def _json_sql(sent: str, start: int, schema: Translated) -> str:
@@ -165,7 +203,7 @@ def _error_sql(part: str, start: int, schemas: Mapping[bytes, Translated | str])
     other = "'its schema was not read, since the records changed while they were'"
     other = f"IF(octet_length({part}) < {start}, 'it ends within the id of its schema', {other})"
     why = _case(f"substring({part}, 1, {start})", cases, other)
-    failed = f"{_is_avro(part)} AND {part}_json IS NULL"
+    failed = f"{part}_is_avro AND {part}_json IS NULL"
     return f"CASE WHEN {failed} THEN concat('the {part} cannot be decoded: ', {why}) END"
 
 

@@ -272,6 +272,39 @@ def test_flattened_events_and_ids_of_eight_bytes(avro_spark, server):
     )
 
 
+def test_ids_in_headers(avro_spark, server):
+    """As Apicurio's converter writes them by default. Avro itself may begin with a byte 0."""
+    key, value, *rest = in_avro(server, wrapped(NARROW, "c", {"id": 1, "n": "AQ=="}))
+    assert rest[-1] is None
+
+    def named(name):
+        headers = [
+            (f"apicurio.{part}.{name}", b"\0\0\0\0" + sent[1:5]) for part, sent in (("key", key), ("value", value))
+        ]
+        return (key[5:], b"\0" + value[6:], *rest[:-1], headers)
+
+    # Its first byte is that of the row itself, which is not NULL.
+    assert value[5:6] == b"\x02"
+    content, by_version = named("contentId"), named("globalId")
+    content = (content[0], value[5:], *content[2:])
+    for size in (4, 8):
+        (row,) = debezium.changes(decoded(avro_spark, server, content, id_size=size)).collect()
+        assert (row["id"], row["n"], row["_change"]["error"]) == (1, Decimal("0.01"), None)
+    (row,) = decoded(avro_spark, server, by_version).collect()
+    assert row["_decode_error"] == (
+        "the value cannot be decoded: its header has Apicurio's global id; let the converter write the id of the "
+        "content (apicurio.registry.use-id=contentId)"
+    )
+    assert server.requests == ["/schemas/ids/1", "/schemas/ids/2"] * 2
+
+
+def test_what_is_no_id_is_not_asked_for(avro_spark, server):
+    sent = [record(None, b"\0" + number.to_bytes(4, "big") + b"x", number) for number in range(2001)]
+    with pytest.raises(ConfigError, match="the records name 2001 schemas, so they hardly begin with the id of one"):
+        decoded(avro_spark, server, *sent)
+    assert server.requests == []
+
+
 def test_each_record_is_decoded_once(avro_spark, server):
     records = [in_avro(server, wrapped(NARROW, "c", {"id": 1, "n": "AQ=="}))]
     changes = debezium.changes(decoded(avro_spark, server, *records), "id BIGINT, n DECIMAL(8, 2)", ["id"])
