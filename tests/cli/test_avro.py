@@ -8,6 +8,7 @@ from stream_merge import debezium
 from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.decoding import Decoder
+from stream_merge.cli.run.replay import Request, replay
 from tests.debezium.avro import in_avro
 from tests.debezium.records import frame_of
 from tests.debezium.registry_server import serving
@@ -15,6 +16,7 @@ from tests.debezium.test_learnt_columns import ID, decimal, field, wrapped
 
 RECORDS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
 BOB = {"id": 2}
+LATE = 99
 CUSTOMERS = [ID, field("name", "string", optional=False), decimal("balance", 8, 2)]
 
 
@@ -24,18 +26,21 @@ def server():
         yield registry
 
 
-def test_records_in_avro_go_to_their_table_and_damaged_ones_to_the_quarantine(
-    avro_spark, server, run_pipeline, tmp_path
+def test_records_in_avro_go_to_their_table_or_to_the_quarantine_and_from_there(
+    avro_spark, server, run_pipeline, make_pipeline, tmp_path
 ):
     server.require_basic("reader", "s3cret")
     wide = [*CUSTOMERS[:2], decimal("balance", 12, 4), field("tier", "string", default="free")]
     ann = in_avro(server, wrapped(CUSTOMERS, "c", {"id": 1, "name": "Ann", "balance": "ZA=="}, 1))
     key, value, *rest = in_avro(server, wrapped(CUSTOMERS, "c", {"id": 2, "name": "Bob", "balance": None}, 3, key=BOB))
+    late = in_avro(server, wrapped(CUSTOMERS, "c", {"id": 3, "name": "Cleo", "balance": None}, 7, key={"id": 3}))
     records = [
         ann,
         in_avro(server, wrapped(wide, "u", {"id": 1, "name": "Ann", "balance": "MDk=", "tier": "gold"}, 2)),
         (key, value, *rest),
         (ann[0], ann[1][:-2], *ann[2:4], 4, *ann[5:]),
+        # With an id that the registry does not have yet.
+        (late[0], b"\0" + LATE.to_bytes(4, "big") + late[1][5:], *late[2:]),
         # The delete of the third, and the record without a value behind it.
         in_avro(server, wrapped(CUSTOMERS, "d", None, 5, key=BOB)),
         (key, None, *rest[:2], 6, *rest[3:]),
@@ -49,9 +54,16 @@ def test_records_in_avro_go_to_their_table_and_damaged_ones_to_the_quarantine(
     assert [tuple(row) for row in rows.selectExpr("id", "name", "CAST(balance AS STRING)", "tier").collect()] == [
         (1, "Ann", "1.2345", "gold")
     ]
-    (aside,) = avro_spark.read.format("delta").load(table["quarantine"]).collect()
-    assert "it is not Avro of schema" in str(aside)
-    assert base64.b64encode(ann[1][:-2]).decode() in str(aside)
+    damaged, untold = avro_spark.read.format("delta").load(table["quarantine"]).orderBy("offset").collect()
+    assert "it is not Avro of schema" in str(damaged)
+    assert base64.b64encode(ann[1][:-2]).decode() in str(damaged)
+    assert f"the registry has no schema {LATE}" in str(untold)
+
+    server.copy(int.from_bytes(late[1][1:5], "big"), LATE)
+    pipeline = make_pipeline(source, table, decode="debezium", registry=registry)
+    (told,) = replay(avro_spark, pipeline, Request())
+    assert str(told).endswith("2 records were read again: 1 inserted, 0 updated, 0 deleted, 1 set aside again.")
+    assert {row["name"] for row in avro_spark.read.format("delta").load(table["target"]).collect()} == {"Ann", "Cleo"}
 
 
 def test_a_batch_of_damaged_records_of_a_table_that_nobody_knows_is_not_left_out(avro_spark, server, tmp_path):

@@ -47,6 +47,10 @@ class Registry:
             versions.append(number)
         return number
 
+    def copy(self, number: int, other: int) -> None:
+        """Register a schema under another id, as a second registry would have it."""
+        self._schemas[other] = self._schemas[number]
+
     def require_basic(self, user: str, password: str) -> None:
         """Answer only to this user."""
         self.login = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()

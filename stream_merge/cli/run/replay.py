@@ -22,6 +22,7 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import FilesSource, KafkaSource, Pipeline
 from stream_merge.cli.query.failures import describe
+from stream_merge.cli.query.registry import record_decoder
 from stream_merge.cli.query.sources import OffsetRange, read_files, read_offsets
 from stream_merge.cli.query.tables import (
     Decoders,
@@ -262,8 +263,9 @@ def _merge(pipeline: Pipeline, table: FoundTable, records: DataFrame) -> Iterato
     sink = sink_of(pipeline, table)
     # The share of a micro-batch says nothing about rows that were all set aside before.
     sink = type(sink)(replace(sink.config, max_quarantined_share=1.0, maintenance=False))
+    decode = record_decoder(pipeline)
     decoders = Decoders(pipeline)
-    for name, own in _routed(pipeline, table, records):
+    for name, own in _routed(pipeline, table, records if decode is None else decode(records)):
         rows = decoders.decoder_of(name)(own)
         if rows is not None:
             _check_order(sink, rows)
