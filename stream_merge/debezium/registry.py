@@ -80,6 +80,9 @@ class SchemaRegistry:
             faults.append("url is not an address that begins with http:// or https://")
         if self.token is not None and self.user is not None:
             faults.append("token excludes user and password; give one of them")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            # HTTP's client would refuse it with an error that shows it.
+            faults.append("token has characters that no header can have, such as a line break")
         if self.password is not None and self.user is None:
             faults.append("password needs user")
         if self.key_file is not None and self.certificate_file is None:
@@ -133,7 +136,8 @@ class SchemaRegistry:
                 raise AvroSchemaError(
                     f"the registry has no version {version} of {subject}, to which it refers"
                 ) from None
-            schemas += [*self._references(referred, seen), _avro_of(referred)]
+            text = _avro_of(referred)
+            schemas += [*self._references(referred, seen), text]
         return schemas
 
     def _get(self, path: str, not_found: Sequence[int]) -> Any:

@@ -151,6 +151,7 @@ def test_certificates_are_checked_on_both_sides(tmp_path):
         ({"url": "http://:s3cret@"}, "url is not an address"),
         ({"url": "http://r", "id_size": 5}, "id_size is 5; it can be 4, 8"),
         ({"url": "http://r", "token": "s3cret", "user": "a"}, "token excludes user and password"),
+        ({"url": "http://r", "token": "s3cret\n"}, "token has characters that no header can have"),
         ({"url": "http://r", "password": "s3cret"}, "password needs user"),
         ({"url": "http://r", "key_file": "k"}, "key_file needs certificate_file"),
     ],
