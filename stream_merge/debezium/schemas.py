@@ -187,14 +187,7 @@ def learn_columns(
     if not topics:
         if not all(row["is_tombstone"] for row in rows):
             raise ConfigError(["no record has a schema part (schemas.enable=true); give the columns"])
-        if known is None:
-            why = first_decode_error(records)
-            if why is not None:
-                raise ConfigError([f"no record tells the columns: {why}"])
-            return None
-        keys = told_keys(rows, known.keys)
-        num_unmarked = _num_unmarked_deletes(num_tombstones, known.sent)
-        return replace(known, keys=keys.names, key_fault=keys.fault, num_unmarked_deletes=num_unmarked)
+        return _known_columns(records, rows, known, num_tombstones)
     if len(topics) > 1:
         raise ConfigError([f"the records belong to several topics ({', '.join(topics)}); select one"])
 
@@ -222,6 +215,24 @@ def learn_columns(
         num_unmarked_deletes=_num_unmarked_deletes(num_tombstones, sent),
         key_fault=keys.fault,
     )
+
+
+def _known_columns(
+    records: DataFrame, rows: Sequence[Row], known: LearntColumns | None, num_tombstones: int
+) -> LearntColumns | None:
+    """Return what was learnt before, for records that have no value; None if nothing was.
+
+    Raises:
+        ConfigError: Nothing was, and there are values that could not be decoded.
+    """
+    if known is None:
+        why = first_decode_error(records)
+        if why is not None:
+            raise ConfigError([f"no record tells the columns: {why}"])
+        return None
+    keys = told_keys(rows, known.keys)
+    num_unmarked = _num_unmarked_deletes(num_tombstones, known.sent)
+    return replace(known, keys=keys.names, key_fault=keys.fault, num_unmarked_deletes=num_unmarked)
 
 
 def _read_schemas(records: DataFrame) -> list[Row]:

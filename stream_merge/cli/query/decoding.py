@@ -135,6 +135,14 @@ class Decoder:
         learnt = self._learn(records) if self._has_schema else None
         if learnt is not None:
             return self._as_in_target(learnt, present)
+        return self._undescribed(records, present)
+
+    def _undescribed(self, records: DataFrame, present: T.StructType | None) -> dict[str, debezium.Field] | None:
+        """Return the columns of the target, for records that do not describe theirs; None if none is about a row.
+
+        Raises:
+            PipelineError: There is no target, or the records must describe their columns.
+        """
         if self._has_schema is False and self.table.rename:
             raise PipelineError(
                 f"tables.rename of {self.target} needs messages with a schema part (schemas.enable=true), which tells "
@@ -143,11 +151,11 @@ class Decoder:
             )
         if self._has_schema is False:
             self._warn_of_lost_deletes(records)
-        if present is None and self._has_schema is None and (why := first_decode_error(records)) is not None:
-            raise PipelineError(f"The columns of {self._shown} are not known: {why}.", ExitCode.FAILED)
-        if present is None and self._has_schema is None and not self.decode.keep_tombstones:
-            return None
         if present is None:
+            if self._has_schema is None and (why := first_decode_error(records)) is not None:
+                raise PipelineError(f"The columns of {self._shown} are not known: {why}.", ExitCode.FAILED)
+            if self._has_schema is None and not self.decode.keep_tombstones:
+                return None
             raise PipelineError(
                 f"The columns of {self._shown} are not known: its messages are in Avro. Name the registry of their "
                 "schemas in the section [registry]."
