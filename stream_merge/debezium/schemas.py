@@ -12,42 +12,15 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from stream_merge.debezium.connect_types import field_of
 from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.envelope import DELETED, is_envelope
-from stream_merge.debezium.fields import PLAIN, SEMANTICS, Field
+from stream_merge.debezium.fields import PLAIN, Field
 from stream_merge.debezium.keys import KEY_PARTS, NO_KEYS_TOLD, ToldKeys, told_keys, with_key_parts
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError
-from stream_merge.widening import MAX_PRECISION, wider
+from stream_merge.widening import wider
 
-_PLAIN: dict[str, T.DataType] = {
-    "int8": T.ByteType(),
-    "int16": T.ShortType(),
-    "int32": T.IntegerType(),
-    "int64": T.LongType(),
-    "float": T.FloatType(),
-    "double": T.DoubleType(),
-    "boolean": T.BooleanType(),
-    "string": T.StringType(),
-    "bytes": T.BinaryType(),
-}
-_SEMANTIC: dict[str, T.DataType] = {
-    "Date": T.DateType(),
-    "IsoDate": T.DateType(),
-    "Timestamp": T.TimestampNTZType(),
-    "MicroTimestamp": T.TimestampNTZType(),
-    "NanoTimestamp": T.TimestampNTZType(),
-    "IsoTimestamp": T.TimestampNTZType(),
-    "ZonedTimestamp": T.TimestampType(),
-    # Delta has no type for a time of day.
-    "Time": T.StringType(),
-    "MicroTime": T.StringType(),
-    "NanoTime": T.StringType(),
-    # Each value has its own number of digits after the point.
-    "VariableScaleDecimal": T.StringType(),
-    "Bits": T.StringType(),
-}
-_UNLIMITED = 2**31 - 1
 NOTHING_TOLD = "no record has a value, so the columns are unknown; give them, or an earlier result of learn_columns"
 
 
@@ -284,7 +257,7 @@ def _sent_schema(row: Row, meta_prefix: str, renamed: Mapping[str, str]) -> Sent
         sum=row["sum"],
         age=row["age"],
         fields={
-            name: replace(_field(member), sent_as=sent if sent != name else None)
+            name: replace(field_of(member), sent_as=sent if sent != name else None)
             for member in members
             for sent, name in ((member["field"], names[member["field"]]),)
         },
@@ -372,45 +345,6 @@ def _row_members(schema: Mapping[str, Any], meta_prefix: str) -> Sequence[Mappin
         after: Sequence[Mapping[str, Any]] = next(member["fields"] for member in members if member["field"] == "after")
         return after
     return [member for member in members if member["field"] != DELETED and not member["field"].startswith(meta_prefix)]
-
-
-def _field(schema: Mapping[str, Any]) -> Field:
-    """Return the field that a schema of Kafka Connect describes."""
-    kind = schema.get("name", "").rpartition(".")[2]
-    semantic = schema["name"] if kind in SEMANTICS else None
-    parameters = schema.get("parameters") or {}
-    if kind == "Decimal" and schema["type"] == "bytes":
-        return _decimal(semantic, parameters)
-    if kind in _SEMANTIC:
-        # `bit varying` without a length reports 2147483647.
-        length = int(parameters.get("length", _UNLIMITED)) if kind == "Bits" else _UNLIMITED
-        return Field(_SEMANTIC[kind], semantic, length=length if length < _UNLIMITED else None)
-    match schema["type"]:
-        case "array":
-            element = _field(schema["items"])
-            return Field(T.ArrayType(element.data_type), element=element)
-        case "map":
-            element = _field(schema["values"])
-            return Field(T.MapType(T.StringType(), element.data_type), element=element)
-        case "struct":
-            fields = {member["field"]: _field(member) for member in schema["fields"]}
-            members = [T.StructField(name, field.data_type) for name, field in fields.items()]
-            return Field(T.StructType(members), semantic, fields=fields)
-        case plain if plain in _PLAIN:
-            return Field(_PLAIN[plain], semantic)
-        case unknown:
-            raise ConfigError(
-                [f"field {schema.get('field')!r} has Kafka Connect's unknown type {unknown!r}; give the columns"]
-            )
-
-
-def _decimal(semantic: str | None, parameters: Mapping[str, str]) -> Field:
-    scale = int(parameters.get("scale", 0))
-    precision = int(parameters.get("connect.decimal.precision", MAX_PRECISION))
-    if precision > MAX_PRECISION or not 0 <= scale <= precision:
-        # No DECIMAL holds it; as text it loses nothing.
-        return Field(T.StringType(), semantic, scale=scale)
-    return Field(T.DecimalType(precision, scale), semantic, scale=scale)
 
 
 def _wider(name: str, old: Field, new: Field, *, mixed_as_text: bool) -> Field:
