@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from stream_merge import MergeResult, MergeRouter
+from stream_merge import MergeResult
 from stream_merge.cli.checks.catalog import find_catalog_faults
 from stream_merge.cli.checks.validate import validate as validate_offline
 from stream_merge.cli.errors import ExitCode
 from stream_merge.cli.file.faults import PipelineFileError
 from stream_merge.cli.query.sources import check_brokers
-from stream_merge.cli.query.tables import build_sink, known_targets
+from stream_merge.cli.query.tables import build_sink, known_targets, router_of
 from stream_merge.cli.run.progress import Progress, State
 from stream_merge.cli.run.runner import Runner
 from stream_merge.cli.run.session import start_session, stopped_after
@@ -54,8 +54,8 @@ def run_pipeline(loaded: LoadedPipeline, console: Console | None, *, once: bool)
     targets = known_targets(pipeline)
     metrics.expect(targets)
     recent.expect(targets)
-    if isinstance(merge, MergeRouter):
-        router = merge
+    router = router_of(merge)
+    if router is not None:
         progress.watch_parked(lambda: router.parked)
     check_brokers(pipeline.source)
     with ExitStack() as stack:

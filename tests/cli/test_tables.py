@@ -14,6 +14,7 @@ from stream_merge.cli.query.tables import (
     known_targets,
     make_sink,
     make_sinks,
+    router_of,
     sink_options,
 )
 from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS, learn_options
@@ -261,3 +262,13 @@ def test_a_registry_that_cannot_be_is_refused(make_pipeline):
         PipelineError, match=r"^registry: url is not an address that begins with http:// or https://\.$"
     ):
         build_sink(pipeline, None)
+
+
+def test_a_router_is_found_behind_the_decoding_of_avro(make_pipeline):
+    tables = [{"source": f"t{number}", "target": f"./lake/t{number}", "keys": ["id"]} for number in (1, 2)]
+    source = {**KAFKA, "topics": ["t1", "t2"]}
+    registry = {"url": "http://registry:8081"}
+    assert isinstance(router_of(build_sink(make_pipeline(source, *tables, decode="debezium"), None)), MergeRouter)
+    decoding = build_sink(make_pipeline(source, *tables, decode="debezium", registry=registry), None)
+    assert isinstance(router_of(decoding), MergeRouter)
+    assert router_of(build_sink(make_pipeline(source, decode="debezium", registry=registry), None)) is None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stream_merge import MergeResult, MergeSink, merge_router, merge_sink
+from stream_merge import MergeResult, MergeRouter, MergeSink, merge_router, merge_sink
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.durations import parse_duration
 from stream_merge.cli.file.option_checks import table_key
@@ -64,22 +64,29 @@ def build_sink(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[Data
     """
     decode = record_decoder(pipeline)
     merge = _merge_of(pipeline, on_result)
-    return merge if decode is None else _decoding_first(decode, merge)
+    return merge if decode is None else DecodingSink(decode, merge)
 
 
-def _decoding_first(
-    decode: Callable[[DataFrame], DataFrame], merge: Callable[[DataFrame, int], None]
-) -> Callable[[DataFrame, int], None]:
-    """Return a function that decodes a micro-batch as a whole: the schemas of all topics are looked up in one job."""
+def router_of(merge: Callable[[DataFrame, int], None]) -> MergeRouter | None:
+    """Return the router that a function of `build_sink` calls; None if there is one table."""
+    inner = merge.merge if isinstance(merge, DecodingSink) else merge
+    return inner if isinstance(inner, MergeRouter) else None
 
-    def decode_and_merge(batch_df: DataFrame, batch_id: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class DecodingSink:
+    """Decodes a micro-batch as a whole, so that the schemas of all topics are looked up in one job, and merges it."""
+
+    decode: Callable[[DataFrame], DataFrame]
+    merge: Callable[[DataFrame, int], None]
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Merge a micro-batch; `foreachBatch` calls this."""
         from stream_merge.bridge.materialized import materialized
 
         # The records are read for the ids of their schemas, and then decoded.
         with materialized(batch_df) as records:
-            merge(decode(records), batch_id)
-
-    return decode_and_merge
+            self.merge(self.decode(records), batch_id)
 
 
 def _merge_of(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[DataFrame, int], None]:
