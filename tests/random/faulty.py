@@ -23,8 +23,9 @@ class FaultyFileSystem:
         sources = [str(source) for source in FOLDER.glob("*.java")]
         subprocess.run(["javac", "-cp", classpath, "-d", str(classes), *sources], check=True)
         jvm: Any = spark._jvm
-        jvm.Thread.currentThread().getContextClassLoader().addURL(jvm.java.net.URI(f"file:{classes}/").toURL())
         conf = spark.sparkContext._jsc.hadoopConfiguration()
+        # That of the thread may be one that an ADD JAR has made, which Hadoop does not ask.
+        conf.getClassLoader().addURL(jvm.java.net.URI(f"file:{classes}/").toURL())
         conf.set("fs.faulty.impl", "FaultyFileSystem")
         conf.set("fs.AbstractFileSystem.faulty.impl", "FaultyFileContext")
         self._faults = jvm.FaultyFileSystem
