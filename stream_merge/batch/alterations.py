@@ -6,9 +6,10 @@ Each step leaves a table that is right for the rows it has, so that a process ma
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import AtomicType
+from pyspark.sql.types import AtomicType, DataType
 
 from stream_merge.batch.schema_changes import WIDENING, SchemaChanges, needs_ntz, schema_changes_of
 from stream_merge.bridge.extension import merges_widen_all_types
@@ -49,26 +50,34 @@ def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transact
         )
         table.set_properties(properties)
         reached("altered")
+    widened = list(_widened_before(config, changes, table, transaction))
     for name in changes.nullable:
         logger.warning("%s: %s loses NOT NULL: the source has no values for it any more", table.name, name)
         table.drop_not_null(quote(name))
         reached("altered")
+    for name, kind in widened:
+        logger.info("%s: widening %s to %s", table.name, name, kind.simpleString().upper())
+        table.widen_column(quote(name), kind.simpleString())
+        reached("altered")
+    return table.begin() if properties or changes.nullable or widened else transaction
+
+
+def _widened_before(
+    config: SinkConfig, changes: SchemaChanges, table: Table, transaction: Transaction
+) -> Iterator[tuple[str, DataType]]:
+    """Yield the columns that get a wider type before the batch, and the types.
+
+    These are the columns whose values batch, table and remembered deletes compare, which have one type in a merge, and
+    those that Delta's MERGE does not widen.
+    """
+    compared = {name.lower() for name in (*config.keys, *config.sequence_columns)}
     types = {field.name: field.dataType for field in transaction.struct_type.fields}
-    first = _widened_first(config)
     for name, kind in changes.widened.items():
-        is_first = config.before is not None or name.lower() in first
+        is_first = config.before is not None or name.lower() in compared
         is_foreign = not (in_same_family(types[name], kind) or merges_widen_all_types(table))
         # ALTER TABLE widens a part of a nested type at a time, and adds no fields by the way.
         if isinstance(kind, AtomicType) and (is_first or is_foreign):
-            logger.info("%s: widening %s to %s", table.name, name, kind.simpleString().upper())
-            table.widen_column(quote(name), kind.simpleString())
-            reached("altered")
-    return transaction if changes.is_nothing else table.begin()
-
-
-def _widened_first(config: SinkConfig) -> set[str]:
-    """Return the columns whose values batch, table and remembered deletes compare: they have one type in a merge."""
-    return {name.lower() for name in (*config.keys, *config.sequence_columns)}
+            yield name, kind
 
 
 def _needed_properties(changes: SchemaChanges, transaction: Transaction) -> dict[str, str]:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
+    ArrayType,
     AtomicType,
     BinaryType,
     DataType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -188,7 +190,7 @@ def schema_changes_of(config: SinkConfig, batch: DataFrame, transaction: Transac
     gone: set[str] = set()
     # With columns of its own, a sink may be one of several of the table.
     remembers = config.keeps_tombstones and not is_keyless and not config.columns
-    if remembers and any(name.lower() not in given for name in table.names):
+    if remembers and any(name.lower() not in given and not name.startswith(RESERVED_PREFIX) for name in table.names):
         text = transaction.domain_metadata(DOMAIN)
         gone = set() if text is None else {*TombstoneManifest.from_json(text).columns} - given
     changes = find_schema_changes(
@@ -294,7 +296,19 @@ def tell_schema_changes(name: str, changes: SchemaChanges, told: set[str]) -> No
 def needs_ntz(changes: SchemaChanges) -> bool:
     """Return whether the table gets a column of the type TIMESTAMP_NTZ, for which it needs a table feature."""
     kinds = [*(each.dataType for each in changes.added), *changes.widened.values()]
-    return any(TimestampNTZType().simpleString() in kind.simpleString() for kind in kinds)
+    return any(_has_ntz(kind) for kind in kinds)
+
+
+def _has_ntz(kind: DataType) -> bool:
+    match kind:
+        case StructType():
+            return any(_has_ntz(each.dataType) for each in kind.fields)
+        case ArrayType():
+            return _has_ntz(kind.elementType)
+        case MapType():
+            return _has_ntz(kind.keyType) or _has_ntz(kind.valueType)
+        case _:
+            return isinstance(kind, TimestampNTZType)
 
 
 def _holding(kept: DataType, sent: DataType) -> DataType | None:

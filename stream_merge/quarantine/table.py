@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
 from stream_merge.bridge.creation import create_table
 from stream_merge.bridge.jvm import conflict_name
@@ -218,15 +218,8 @@ class Quarantine:
             check_log_store(self.table, table.scheme, table.log_store, single_writer=self.config.single_writer)
         if not table_exists(spark, self.table):
             # Rows of another sink may lack what all of these have, such as a batch id.
-            columns = StructType([StructField(f.name, f.dataType) for f in described.schema.fields])
-            create_table(
-                spark,
-                self.table,
-                spark.createDataFrame([], columns),
-                partition_by=(),
-                cluster_by=(),
-                properties={},
-            )
+            like = spark.createDataFrame([], described.schema.toNullable())
+            create_table(spark, self.table, like, partition_by=(), cluster_by=(), properties={})
         is_recorded = self._is_recorded(spark)
         if is_recorded:
             # The batch was begun before. Mostly the table has all of its rows, but with other options or another schema
@@ -244,7 +237,7 @@ class Quarantine:
         for field in described.schema.fields:
             if field.nullable and field.name in present and not present[field.name].nullable:
                 # As older versions made them.
-                spark.sql(f"ALTER TABLE {sql_name(spark, self.table)} ALTER COLUMN {quote(field.name)} DROP NOT NULL")
+                open_table(spark, self.table).drop_not_null(quote(field.name))
         path = location(spark, self.table)
         if path is None:
             writer.saveAsTable(self.table)

@@ -126,6 +126,16 @@ def test_only_what_is_asked_for(shop, make_pipeline, spark, tmp_path):
     assert [offset for offset, _ in shop.rejected()] == [None, 2, 2, 77]
     assert shop.replay(Request(reason="unheard of")) == ["./lake/it's: no such rows in ./lake/rejected."]
 
+    # By now all records lead to another table; then back to this one, where all are set aside again.
+    elsewhere = shop.table(source=TOPIC, target=f"{tmp_path}/lake/else"), shop.table(source="none")
+    pipeline = make_pipeline(shop.source, *elsewhere, decode=shop.decode, pipeline={"route_by": "topic"})
+    (_, stays) = map(str, replay(spark, pipeline, EVERYTHING))
+    assert "1 of them do not lead to this table any more, and their rows stay" in stays
+    assert [offset for offset, _ in shop.rejected()] == [None, 2, 2, 77]
+    assert "1 set aside again" in shop.replay(max_quarantined_share=0.1, **LOOSE)[0]
+    assert [offset for offset, _ in shop.rejected()] == [None, 2, 2, 77]
+    assert shop.rows() == {1: "c"}
+
 
 def test_ranges_hold_all_offsets_and_few_others(spark):
     wide = [(TOPIC, 1, 20_000 * number) for number in range(30)]

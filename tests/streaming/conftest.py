@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.streaming.streams import ChangeFiles
+from tests.conftest import CreateTable
+from tests.streaming.streams import SCHEMA, TABLES, ChangeFiles
 
 # Python workers, which count evaluations, must find what the driver has.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -30,3 +31,9 @@ def checkpoint(tmp_path: Path) -> Path:
 def rejected(tmp_path: Path) -> str:
     """Return the path of a quarantine table that does not exist yet."""
     return str(tmp_path / "rejected")
+
+
+@pytest.fixture
+def tables(create_table: CreateTable, tmp_path: Path) -> dict[str, str]:
+    """Return the paths of three tables of a fixed schema, by name."""
+    return {name: create_table(SCHEMA, path=str(tmp_path / "lake" / name)) for name in TABLES}

@@ -23,6 +23,9 @@ Batch = Sequence[tuple[int, int]]
 """The rows (id, n) of one micro-batch."""
 
 SCHEMA = "id INT, n INT"
+ROUTED = f"topic STRING, {SCHEMA}"
+TABLES = ("orders", "items", "carts")
+"""The sources of the tests of routers."""
 FIRST_MODIFIED = 1_767_225_600
 
 

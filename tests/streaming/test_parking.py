@@ -17,11 +17,11 @@ from stream_merge import ConfigError, MergeRouter, RouterError, debezium, merge_
 from stream_merge.errors import BatchIdRegressionError, ParkingError
 from stream_merge.routing import tables_at_rest
 from stream_merge.steps import PARKING_STEPS
-from tests.conftest import CreateTable
 from tests.debezium.records import envelope, frame_of, record
 from tests.streaming.child_session import child_conf, last_lines, run_child
 from tests.streaming.streams import (
-    SCHEMA,
+    ROUTED,
+    TABLES,
     ChangeFiles,
     count,
     counting_sink,
@@ -35,8 +35,6 @@ from tests.streaming.streams import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROUTED = f"topic STRING, {SCHEMA}"
-NAMES = ("orders", "items", "carts")
 Change = tuple[str, int, int]
 
 
@@ -44,12 +42,6 @@ Change = tuple[str, int, int]
 def changes(tmp_path: Path) -> ChangeFiles:
     """Return a folder of changes of several tables without any."""
     return ChangeFiles(tmp_path / "changes", ROUTED)
-
-
-@pytest.fixture
-def tables(create_table: CreateTable, tmp_path: Path) -> dict[str, str]:
-    """Return the paths of three tables of a fixed schema, by name."""
-    return {name: create_table(SCHEMA, path=str(tmp_path / "lake" / name)) for name in NAMES}
 
 
 @pytest.fixture
@@ -116,7 +108,7 @@ def batch_of(create_source: Callable[..., DataFrame]) -> Callable[..., DataFrame
 
 def folded(*batches: Sequence[Change]) -> dict[str, list[tuple[Any, ...]]]:
     return {
-        name: count(*[[(key, n) for topic, key, n in batch if topic == name] for batch in batches]) for name in NAMES
+        name: count(*[[(key, n) for topic, key, n in batch if topic == name] for batch in batches]) for name in TABLES
     }
 
 
@@ -373,7 +365,7 @@ def test_what_is_a_matter_of_the_whole_query_is_not_parked(shop: Shop, batch_of)
 def test_tables_whose_log_or_folder_is_lost_rest_too(shop: Shop, batch_of, tmp_path: Path):
     """Also tables without records in the first micro-batch of a run."""
     shop.options = {"app_id": "shop"}
-    shop.router()(batch_of(*[(name, 1, 1) for name in NAMES]), 0)
+    shop.router()(batch_of(*[(name, 1, 1) for name in TABLES]), 0)
     log = Path(shop.tables["items"]) / "_delta_log"
     log.rename(tmp_path / "log")
     log.write_text("no folder")
@@ -382,7 +374,7 @@ def test_tables_whose_log_or_folder_is_lost_rest_too(shop: Shop, batch_of, tmp_p
     router = shop.router()
     router(batch_of(("orders", 1, 10)), 1)
     assert router.parked == ()
-    router(batch_of(*[(name, 1, 100) for name in NAMES]), 2)
+    router(batch_of(*[(name, 1, 100) for name in TABLES]), 2)
     assert rows(shop.spark, shop.tables["orders"]) == [(1, 111)]
     assert [table.sources for table in router.parked] == [("carts",), ("items",)]
     log.unlink()

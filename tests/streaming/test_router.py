@@ -19,7 +19,9 @@ from stream_merge.errors import BatchIdRegressionError, ConstraintViolationError
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version
 from tests.streaming.streams import (
+    ROUTED,
     SCHEMA,
+    TABLES,
     ChangeFiles,
     count,
     counting_sink,
@@ -40,20 +42,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
-ROUTED = f"topic STRING, {SCHEMA}"
-NAMES = ("orders", "items", "carts")
-
 
 @pytest.fixture
 def changes(tmp_path: Path) -> ChangeFiles:
     """Return a folder of changes of several tables without any."""
     return ChangeFiles(tmp_path / "changes", ROUTED)
-
-
-@pytest.fixture
-def tables(create_table: CreateTable, tmp_path: Path) -> dict[str, str]:
-    """Return the paths of three tables of a fixed schema, by name."""
-    return {name: create_table(SCHEMA, path=str(tmp_path / "lake" / name)) for name in NAMES}
 
 
 def without_topic(_: str, changed: DataFrame) -> DataFrame:
@@ -74,7 +67,7 @@ def test_three_tables_that_the_stream_creates(
     spark: SparkSession, changes: ChangeFiles, checkpoint: Path, tmp_path: Path
 ):
     """Tables have the schema of their own events, and only the batches that have rows of theirs."""
-    tables = {name: str(tmp_path / "lake" / name) for name in NAMES}
+    tables = {name: str(tmp_path / "lake" / name) for name in TABLES}
     results: list[MergeResult] = []
     router = merge_router(
         counting_sinks(tables, create_if_missing=True, on_result=results.append),
@@ -102,7 +95,7 @@ def test_three_tables_that_the_stream_creates(
     assert recorded_batches(tables["carts"]) == [(query_id(checkpoint), 2), (query_id(checkpoint), 4)]
     assert {result.query_id for result in results} == {query.id}
     assert sorted((result.batch_id, Path(result.target).name) for result in results) == sorted(
-        [(0, "orders"), (0, "items"), (1, "orders"), (2, "carts"), (2, "items")] + [(4, name) for name in NAMES]
+        [(0, "orders"), (0, "items"), (1, "orders"), (2, "carts"), (2, "items")] + [(4, name) for name in TABLES]
     )
 
 
@@ -112,7 +105,7 @@ def test_a_table_that_fails_is_named_and_the_replay_merges_only_it(
 ):
     results: list[MergeResult] = []
     router = merge_router(counting_sinks(tables, on_result=results.append), prepare=without_topic)
-    first = [(name, 1, 1) for name in NAMES]
+    first = [(name, 1, 1) for name in TABLES]
     changes.add(first)
     run(changes.stream(spark), router, checkpoint)
     spark.sql(f"ALTER TABLE delta.`{tables['items']}` ADD CONSTRAINT positive CHECK (n > 0)")
@@ -172,7 +165,7 @@ def test_a_run_that_dies_between_two_tables(
             raise RuntimeError("died") from error  # py4j answers the JVM for an Exception only
 
     router = merge_router(counting_sinks(tables), prepare=without_topic, max_parallel=1)
-    batch = [(name, 1, number) for number, name in enumerate(NAMES, 1)]
+    batch = [(name, 1, number) for number, name in enumerate(TABLES, 1)]
     changes.add(batch)
     at_step("after_commit", die, after=dies_after - 1)
     assert "died" in run_to_failure(changes.stream(spark), merge, checkpoint)
@@ -181,7 +174,7 @@ def test_a_run_that_dies_between_two_tables(
     run(changes.stream(spark), router, checkpoint)
     forget_commit(checkpoint, 0)
     run(changes.stream(spark), router, checkpoint)
-    assert contents(spark, tables) == {name: [(1, number)] for number, name in enumerate(NAMES, 1)}
+    assert contents(spark, tables) == {name: [(1, number)] for number, name in enumerate(TABLES, 1)}
     assert {tuple(recorded_ids(path)) for path in tables.values()} == {(0,)}
 
 
@@ -189,7 +182,7 @@ def test_a_run_that_dies_between_two_tables(
 def test_a_stateful_query_is_evaluated_once_and_replayed(
     spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, tmp_path: Path
 ):
-    tables = {name: create_table("id INT, n BIGINT", path=str(tmp_path / "lake" / name)) for name in NAMES}
+    tables = {name: create_table("id INT, n BIGINT", path=str(tmp_path / "lake" / name)) for name in TABLES}
     sinks = {name: merge_sink(path, keys="id") for name, path in tables.items()}
     evaluated = spark.sparkContext.accumulator(0)
 
@@ -203,7 +196,7 @@ def test_a_stateful_query_is_evaluated_once_and_replayed(
         totals = noted.groupBy("topic", "id").agg(F.sum("n").alias("n"))
         run(totals, merge_router(sinks, prepare=without_topic), checkpoint)
 
-    changes.add([(name, 1, 1) for name in NAMES], [("orders", 1, 10), ("items", 2, 2)])
+    changes.add([(name, 1, 1) for name in TABLES], [("orders", 1, 10), ("items", 2, 2)])
     run_totals()
     after = {"orders": [(1, 11)], "items": [(1, 1), (2, 2)], "carts": [(1, 1)]}
     assert contents(spark, tables) == after
@@ -237,7 +230,7 @@ def test_rows_of_an_unknown_source_are_refused_before_anything_is_merged(
     with pytest.raises(UnknownSourceError) as caught:
         router.merge(create_source(ROUTED, UNKNOWN))
     assert caught.value.sources == {"orders2": 2, None: 1}
-    assert contents(spark, tables) == {name: [] for name in NAMES}
+    assert contents(spark, tables) == {name: [] for name in TABLES}
 
 
 def test_rows_of_an_unknown_source_are_counted_when_they_are_ignored(
@@ -329,14 +322,14 @@ def test_no_more_tables_at_a_time_than_allowed(
 
 def test_nothing_is_left_behind(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):
     router = merge_router(counting_sinks(tables), prepare=without_topic)
-    batches = [[(name, number % 3, 1) for name in NAMES[: 1 + number % 3]] for number in range(15)]
+    batches = [[(name, number % 3, 1) for name in TABLES[: 1 + number % 3]] for number in range(15)]
     changes.add(*batches[:3])
     run(changes.stream(spark), router, checkpoint)
     before = footprint(spark)
     changes.add(*batches[3:])
     run(changes.stream(spark), router, checkpoint)
     assert_nothing_left(spark, before)
-    for name in NAMES:
+    for name in TABLES:
         own = [[(key, n) for topic, key, n in batch if topic == name] for batch in batches]
         assert rows(spark, tables[name]) == count(*own)
 
@@ -390,7 +383,7 @@ def test_complete_mode_is_refused(spark: SparkSession, tables, changes: ChangeFi
     totals = changes.stream(spark).groupBy("topic", "id").agg(F.sum("n").cast("int").alias("n"))
     error = run_to_failure(totals, merge_router(counting_sinks(tables)), checkpoint, output_mode="complete")
     assert "ConfigError: orders: in output mode Complete a table without rows would keep its old ones" in error
-    assert contents(spark, tables) == {name: [] for name in NAMES}
+    assert contents(spark, tables) == {name: [] for name in TABLES}
     merging = merge_router(counting_sinks(tables, output_mode="update"), prepare=without_topic)
     run(totals, merging, checkpoint, output_mode="complete")
     assert contents(spark, tables) == {"orders": [(1, 1)], "items": [], "carts": []}
@@ -450,7 +443,7 @@ def test_what_prepare_raises_names_the_table(spark: SparkSession, tables, create
 
     with pytest.raises(RouterError) as caught:
         merge_router(counting_sinks(tables), prepare=prepare).merge(
-            create_source(ROUTED, [(name, 1, 1) for name in NAMES])
+            create_source(ROUTED, [(name, 1, 1) for name in TABLES])
         )
     assert {name: type(error).__name__ for name, error in caught.value.failures.items()} == {
         "items": "UnresolvedColumnError",
@@ -480,7 +473,7 @@ def test_a_source_of_which_there_is_nothing_to_merge(
 def test_too_many_sources_are_refused(spark: SparkSession, tables, create_source, monkeypatch):
     monkeypatch.setattr("stream_merge.routing.routed_batch.MAX_SOURCES", 2)
     with pytest.raises(ConfigError, match="more than 2 sources have rows in it"):
-        merge_router(counting_sinks(tables)).merge(create_source(ROUTED, [(name, 1, 1) for name in NAMES]))
+        merge_router(counting_sinks(tables)).merge(create_source(ROUTED, [(name, 1, 1) for name in TABLES]))
 
 
 def test_a_pickled_router(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):
@@ -504,7 +497,7 @@ def test_tables_that_wait_when_the_query_is_stopped_are_left_to_its_next_run(
         assert is_stopped.wait(60)
         return changed.drop("topic")
 
-    changes.add([(name, 1, 1) for name in NAMES])
+    changes.add([(name, 1, 1) for name in TABLES])
     query = start(
         changes.stream(spark), merge_router(counting_sinks(tables), prepare=prepare, max_parallel=1), checkpoint
     )
@@ -516,7 +509,7 @@ def test_tables_that_wait_when_the_query_is_stopped_are_left_to_its_next_run(
     is_stopped.set()
     stopping.join()
     assert len(begun) == 1
-    assert [name for name in NAMES if name != begun[0] and latest_version(tables[name]) > 0] == []
+    assert [name for name in TABLES if name != begun[0] and latest_version(tables[name]) > 0] == []
 
     run(changes.stream(spark), merge_router(counting_sinks(tables), prepare=without_topic), checkpoint)
-    assert contents(spark, tables) == {name: [(1, 1)] for name in NAMES}
+    assert contents(spark, tables) == {name: [(1, 1)] for name in TABLES}

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from stream_merge.batch.learning import completed
@@ -35,19 +36,21 @@ from stream_merge.cli.query.tables import (
 )
 from stream_merge.cli.query.topics import refuse, seen_topics, watched_topics
 from stream_merge.column_names import RESERVED_PREFIX
+from stream_merge.sink import MergeSink
 from stream_merge.sql import quote
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
-    from stream_merge import MergeResult, MergeSink
+    from stream_merge import MergeResult
+    from stream_merge.config import SinkConfig
 
 logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
-PLACE = ("topic", "partition", "offset")
+_PLACE_TYPES = {"topic": "string", "partition": "int", "offset": "bigint"}
+PLACE = tuple(_PLACE_TYPES)
 """What identifies a record."""
 
-_PLACE_TYPES = {"topic": "string", "partition": "int", "offset": "bigint"}
 _IS_PLACED = " AND ".join(f"{quote(name)} IS NOT NULL" for name in PLACE)
 _WIDEST_GAP = 10_000
 """Records between two wanted ones that are read and dropped rather than read around."""
@@ -84,6 +87,7 @@ class Replayed:
         num_unplaced: Those of them that do not tell topic, partition and offset of their record.
         num_records: The records of the others.
         num_missing: Those of them that the source does not have any more.
+        num_elsewhere: Those that do not lead to the table any more, or are about no row.
         results: The result of each merge: one for each name under which rows are routed to the table.
         is_dry: Whether nothing was merged.
     """
@@ -94,6 +98,7 @@ class Replayed:
     num_unplaced: int = 0
     num_records: int = 0
     num_missing: int = 0
+    num_elsewhere: int = 0
     results: Sequence[MergeResult] = ()
     is_dry: bool = False
 
@@ -116,6 +121,8 @@ class Replayed:
         ]
         if self.num_missing:
             parts.append(f"the source has {self.num_missing:,} records no more, and their rows stay")
+        if self.num_elsewhere:
+            parts.append(f"{self.num_elsewhere:,} of them do not lead to this table any more, and their rows stay")
         if self.num_unplaced:
             parts.append(f"{self.num_unplaced:,} rows do not tell topic, partition and offset, and stay")
         return "; ".join(parts) + "."
@@ -200,14 +207,20 @@ def _replay_table(spark: SparkSession, pipeline: Pipeline, table: FoundTable, re
         if not told.num_records:
             return told
         with materialized(_records(spark, pipeline, places)) as records:
-            found = records.select(*[F.col(name).cast(kind) for name, kind in _PLACE_TYPES.items()]).distinct()
-            told = replace(told, num_missing=told.num_records - found.count())
-            if request.is_dry or told.num_missing == told.num_records:
+            num_found = _places_of(records).count()
+            told = replace(told, num_missing=told.num_records - num_found)
+            if request.is_dry or not num_found:
                 return told
-            told = replace(told, results=tuple(_merge(pipeline, table, records)))
+            merged = list(_merge(pipeline, table, records))
+            done = _places_of(reduce(DataFrame.union, [own for own, _ in merged], records.limit(0)))
+            told = replace(told, num_elsewhere=num_found - done.count(), results=tuple(result for _, result in merged))
             # All rows of a record, even if only one of them has the reason that was asked for.
-            _remove(spark, table, rows.join(found, [*PLACE], "left_semi"))
+            _remove(spark, table, rows.join(done, [*PLACE], "left_semi"))
     return told
+
+
+def _places_of(records: DataFrame) -> DataFrame:
+    return records.select(*[F.col(name).cast(kind) for name, kind in _PLACE_TYPES.items()]).distinct()
 
 
 def _records(spark: SparkSession, pipeline: Pipeline, places: DataFrame) -> DataFrame:
@@ -229,11 +242,7 @@ def _records(spark: SparkSession, pipeline: Pipeline, places: DataFrame) -> Data
             "backfill instead.",
             ExitCode.USAGE,
         )
-    wanted = places.select(*[F.col(name).alias(f"{_REPLAYED}_{name}") for name in PLACE])
-    condition = F.lit(True)
-    for name in PLACE:
-        condition = condition & (records[name] == F.col(f"{_REPLAYED}_{name}"))
-    return records.join(wanted, condition, "left_semi")
+    return records.join(places, [*PLACE], "left_semi")
 
 
 def find_ranges(places: DataFrame) -> list[OffsetRange]:
@@ -259,35 +268,35 @@ def find_ranges(places: DataFrame) -> list[OffsetRange]:
     ]
 
 
-def _merge(pipeline: Pipeline, table: FoundTable, records: DataFrame) -> Iterator[MergeResult]:
-    sink = sink_of(pipeline, table)
-    # The share of a micro-batch says nothing about rows that were all set aside before.
-    sink = type(sink)(replace(sink.config, max_quarantined_share=1.0, maintenance=False))
+def _merge(pipeline: Pipeline, table: FoundTable, records: DataFrame) -> Iterator[tuple[DataFrame, MergeResult]]:
+    """Merge what leads to a table, and yield the records of each merge with its result."""
     decode = record_decoder(pipeline)
     decoders = Decoders(pipeline)
-    for name, own in _routed(pipeline, table, records if decode is None else decode(records)):
+    for name, found, own in _routed(pipeline, table, records if decode is None else decode(records)):
         rows = decoders.decoder_of(name)(own)
         if rows is not None:
-            _check_order(sink, rows)
-            yield sink.merge(rows)
+            # The share of a micro-batch says nothing about rows that were all set aside before.
+            config = replace(sink_of(pipeline, found).config, max_quarantined_share=1.0, maintenance=False)
+            _check_order(config, rows)
+            yield own, MergeSink(config).merge(rows)
 
 
-def _routed(pipeline: Pipeline, table: FoundTable, records: DataFrame) -> Iterator[tuple[str, DataFrame]]:
-    """Yield the records of each name that leads to the table."""
+def _routed(pipeline: Pipeline, table: FoundTable, records: DataFrame) -> Iterator[tuple[str, FoundTable, DataFrame]]:
+    """Yield each name that leads to the table, with the section that takes it, and its records."""
     if is_single(pipeline):
-        yield pipeline.source.format, records
+        yield pipeline.source.format, table, records
         return
     by = route_column(pipeline, records)
     for row in records.select(by.alias("name")).distinct().orderBy("name").collect():
         found = find_table(pipeline, row["name"]) if row["name"] is not None else None
         if found is not None and table_key(found.target) == table_key(table.target):
-            yield row["name"], records.where(by == row["name"])
+            yield row["name"], found, records.where(by == row["name"])
 
 
-def _check_order(sink: MergeSink, rows: DataFrame) -> None:
-    if not completed(sink.config, rows).sequence_by:
+def _check_order(config: SinkConfig, rows: DataFrame) -> None:
+    if not completed(config, rows).sequence_by:
         raise PipelineError(
-            f"{sink.config.target} has no sequence_by, so a row that was set aside could replace a newer one; merge "
+            f"{config.target} has no sequence_by, so a row that was set aside could replace a newer one; merge "
             "the rows that you want by hand.",
             ExitCode.USAGE,
         )
