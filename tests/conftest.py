@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import tempfile
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from pyspark.logger import PySparkLogger
 
 from stream_merge import steps
 from stream_merge.sql import quote
@@ -119,6 +121,15 @@ def avro_spark(spark: SparkSession) -> SparkSession:
 def table_path(tmp_path: Path) -> str:
     """Return the path of a table that does not exist yet."""
     return str(tmp_path / "target")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_logs() -> Iterator[None]:
+    """Keep `caplog.text` as it is: pytest adds its handler to loggers that do not propagate, as PySpark's for errors in
+    SQL, and these would make it write JSON from then on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PySparkLogger, "addHandler", logging.Logger.addHandler)
+        yield
 
 
 STRATEGIES = ("copy_on_write", "merge_on_read")

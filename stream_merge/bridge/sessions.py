@@ -14,7 +14,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.jvm import java_class, optional
+from stream_merge.bridge.jvm import java_class, option, optional, scala_object
 from stream_merge.errors import ConnectNotSupportedError
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -218,7 +218,8 @@ def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:
 def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = False) -> Iterator[DataFrame]:
     """Keep a frame's rows for the block, and yield a frame of them whose plan ends there.
 
-    With the frame itself, Spark would analyse its whole plan again for every job, only to find it in its cache.
+    It is not `DataFrame.persist`, whose rows belong to all of the application: `clearCache` in another query,
+    `unpersist` of an equal frame, or a write to a table that the frame reads would drop them inside the block.
 
     Args:
         frame: The frame.
@@ -230,13 +231,15 @@ def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = Fa
     sessions = _immediate_caching_sessions if at_once else _caching_sessions
     if in_one_task:
         sessions = _one_task_caching_sessions
-    kept = moved(frame, sessions.session_for(spark)).persist(StorageLevel.MEMORY_AND_DISK)
+    execution: Any = moved(frame, sessions.session_for(spark))._jdf.queryExecution()
+    level = spark.sparkContext._getJavaStorageLevel(StorageLevel.MEMORY_AND_DISK)
+    relation = scala_object(spark._jvm, "org.apache.spark.sql.execution.columnar.InMemoryRelation")
+    kept = relation.apply(level, execution, option(spark._jvm, None))
     try:
-        plan = kept._jdf.queryExecution().withCachedData()
         dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
-        yield DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
+        yield DataFrame(dataset.ofRows(spark._jsparkSession, kept.withOutput(execution.analyzed().output())), spark)
     finally:
-        kept.unpersist(blocking=True)
+        kept.cacheBuilder().clearCache(True)
 
 
 def planned_at_once(frame: DataFrame) -> DataFrame:

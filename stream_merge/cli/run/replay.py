@@ -212,7 +212,8 @@ def _replay_table(spark: SparkSession, pipeline: Pipeline, table: FoundTable, re
             if request.is_dry or not num_found:
                 return told
             merged = list(_merge(pipeline, table, records))
-            done = _places_of(reduce(DataFrame.union, [own for own, _ in merged], records.limit(0)))
+            # Only their places: decoders add columns.
+            done = reduce(DataFrame.union, [_places_of(own) for own, _ in merged], _places_of(records.limit(0)))
             told = replace(told, num_elsewhere=num_found - done.count(), results=tuple(result for _, result in merged))
             # All rows of a record, even if only one of them has the reason that was asked for.
             _remove(spark, table, rows.join(done, [*PLACE], "left_semi"))
