@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stream_merge.bridge.jdbc import DatabaseError, connected
-from stream_merge.cli.compare.kinds import KeyKind, SourceColumn, quoted, source_column
+from stream_merge.cli.compare.kinds import POSTGRES_SESSION, KeyKind, SourceColumn, quoted, source_column
 from stream_merge.cli.compare.ranges import literal_of
 from stream_merge.cli.errors import ExitCode, PipelineError
 
@@ -133,6 +133,7 @@ class DatabaseTable:
         access: How the database is reached.
         name: Its name.
         quote: The character that quotes names.
+        session: A statement that sets up each session; None if there is none.
         columns: Its columns.
         primary_key: The columns of its primary key; none if it has none, or the driver cannot tell.
     """
@@ -140,6 +141,7 @@ class DatabaseTable:
     access: Access
     name: TableName
     quote: str
+    session: str | None = None
     columns: tuple[SourceColumn, ...]
     primary_key: tuple[str, ...]
 
@@ -167,6 +169,8 @@ class DatabaseTable:
             "pushDownPredicate": "false",
         }
         del properties["url"]
+        if self.session is not None:
+            properties["sessionInitStatement"] = self.session
         frame = spark.read.jdbc(self.access.url, query, predicates=list(conditions), properties=properties)
         return frame.select(*[f"c{number}" for number in range(len(columns))])
 
@@ -216,6 +220,7 @@ def find_table(spark: SparkSession, access: Access, name: TableName) -> Database
                 access=access,
                 name=name,
                 quote=quote,
+                session=POSTGRES_SESSION if product == "postgresql" else None,
                 columns=tuple(source_column(column, quote, product) for column in columns),
                 primary_key=session.primary_key(name.schema, name.name),
             )

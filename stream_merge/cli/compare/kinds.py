@@ -30,6 +30,8 @@ class Kind(Enum):
     """JSON: spaces and the order of names do not count."""
     ARRAY = "array"
     """Arrays, as JSON."""
+    NUMBERS = "numbers"
+    """Arrays of decimals, as JSON."""
     BINARY = "binary"
 
 
@@ -79,6 +81,10 @@ _POSTGRES_PARTS = ("hstore", "point", "line", "lseg", "box", "path", "polygon", 
 """Debezium sends these in parts, or in another text, so that they are not compared."""
 _POSTGRES_ARRAYS = ("_bytea", "_interval", "_hstore", "_point", "_bit", "_varbit", "_money", "_timetz")
 """Arrays whose JSON is not what Debezium sends."""
+_POSTGRES_TEXT_ARRAYS = ("_numeric", "_float4", "_float8", "_int8", "_json", "_jsonb")
+
+POSTGRES_SESSION = "SET TIME ZONE 'UTC'"
+"""Sets up a session, in which ranges of points in time, too, are written as Debezium does."""
 
 
 def source_column(column: JdbcColumn, quote: str, product: str) -> SourceColumn:
@@ -155,7 +161,10 @@ def _postgres(column: JdbcColumn, name: str) -> tuple[Kind | None, str]:
     if type_name in _POSTGRES_PARTS or type_name in _POSTGRES_ARRAYS:
         return None, name
     if type_name.startswith("_") or column.jdbc_type == _ARRAY_TYPE:
-        return Kind.ARRAY, f"CAST(array_to_json({name}) AS text)"
+        # As JSON, numbers would lose digits in Spark's hands, and JSON its own text.
+        elements = f"CAST({name} AS text[])" if type_name in _POSTGRES_TEXT_ARRAYS else name
+        kind = Kind.NUMBERS if type_name == "_numeric" else Kind.ARRAY
+        return kind, f"CAST(array_to_json({elements}) AS text)"
     # As its output function writes it: a cast of `inet` to text would add the length of the net.
     return Kind.PLAIN, f"CASE WHEN {name} IS NOT NULL THEN concat({name}) END"
 

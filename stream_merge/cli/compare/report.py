@@ -40,7 +40,7 @@ def lines_of(comparison: Comparison) -> Iterator[str]:
         yield from _sample_lines(sample, comparison)
     more = differences.num_keys - len(differences.samples)
     if differences.samples and more > 0:
-        yield f"  and {plural(more, 'more key')[:-1] if more == 1 else f'{more:,} more keys'}"
+        yield f"  and {plural(more, 'more key')}"
 
 
 def _verdict(comparison: Comparison) -> str:

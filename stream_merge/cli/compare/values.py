@@ -15,7 +15,7 @@ from stream_merge.cli.compare.kinds import Kind
 from stream_merge.debezium import times
 from stream_merge.debezium.decimals import plain_text
 from stream_merge.debezium.fields import Field
-from stream_merge.debezium.spelling import NUL, let
+from stream_merge.debezium.spelling import NUL, lambda_name, let
 from stream_merge.debezium.values import Handling, decode
 from stream_merge.merge.canonical import AS_JSON, TEXT
 
@@ -27,6 +27,7 @@ _HANDLING = Handling(decimals="string")
 _INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
 _MOMENTS = (Kind.MOMENT, Kind.TIME)
+_ARRAYS = (Kind.ARRAY, Kind.NUMBERS)
 
 
 def fault_of(kind: Kind | None, target: T.DataType) -> str | None:
@@ -42,7 +43,7 @@ def fault_of(kind: Kind | None, target: T.DataType) -> str | None:
         return "cannot be read through JDBC in its parts"
     if (kind is Kind.BINARY) != isinstance(target, T.BinaryType):
         return "has bytes on one side alone"
-    if (kind is Kind.ARRAY) != isinstance(target, T.ArrayType):
+    if (kind in _ARRAYS) != isinstance(target, T.ArrayType):
         return "has arrays on one side alone"
     if kind in _MOMENTS and isinstance(target, _INTEGRAL):
         return "has times on one side and numbers of an unknown unit on the other"
@@ -104,6 +105,9 @@ def comparable(name: str, kind: Kind, target: T.DataType) -> Column:
             return F.expr(_plain(f"CAST({name} AS STRING)", kind))
         case T.BinaryType():
             return F.expr(f"hex({name})")
+        case T.ArrayType(elementType=T.StringType()) if kind is Kind.NUMBERS:
+            element = lambda_name()
+            return F.to_json(F.expr(f"transform({name}, {element} -> {_plain_number(element)})"))
         case T.TimestampType():
             return F.expr(f"CAST({times.ntz_of_micros(f'unix_micros({name})')} AS STRING) || 'Z'")
         case _ if isinstance(target, _NESTED):
