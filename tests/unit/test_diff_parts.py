@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql import types as T
 
@@ -64,6 +66,7 @@ def test_names_are_quoted_with_their_quotes():
     [
         "jdbc:postgresql://localhost/shop?password=hush",
         "jdbc:postgresql://localhost/shop?user=a&PASSWORD=hush",
+        "jdbc:postgresql://localhost/shop?ssl=true&sslpassword=hush",
         "jdbc:mysql://root:hush@localhost/shop",
         "jdbc:sqlserver://localhost;user=a;password=hush",
         "jdbc:oracle:thin:scott/tiger@localhost:1521/shop",
@@ -307,6 +310,9 @@ def test_columns_that_the_pipeline_leaves_out_are_not_told():
     found = pair_columns(columns_of("id", "secret", "other"), target, ["id"], renamed={}, left_out=["Secret"])
     assert [column.name for column in found.compared] == ["id"]
     assert (found.source_only, found.target_only) == (("other",), ())
+    found = pair_columns(columns_of("id", "secret", "other"), target, ["id"], renamed={}, written=["SECRET"])
+    assert [column.name for column in found.compared] == ["id", "secret"]
+    assert (found.source_only, found.target_only) == ((), ())
 
 
 def test_columns_that_cannot_be_compared_are_named():
@@ -375,3 +381,33 @@ def test_the_result_as_text():
         '  1 in the database, 2 in the Delta table: id = "d"',
         "  and 1 more key",
     ]
+
+
+def test_the_result_of_the_guide_is_what_is_printed():
+    def printed(name: str, columns: PairedColumns, differences: Differences, **given: int) -> list[str]:
+        pair = Pair(target=f"./lake/{name}", source=TableName(schema="public", name=name))
+        return list(lines_of(Comparison(pair=pair, columns=columns, differences=differences, **given)))
+
+    source = [postgres_column("int8", -5, "order_id"), *columns_of("status")]
+    target = table_of(order_id=T.LongType(), status=T.StringType(), loaded_at=T.DateType())
+    columns = pair_columns(source, target, ["order_id"], renamed={})
+    equal = pair_columns(source, table_of_text("order_id", "status"), ["order_id"], renamed={})
+    row = (("9", "new"),)
+    differences = Differences(
+        num_keys=4,
+        num_missing=2,
+        num_extra=1,
+        num_differing=1,
+        columns=((1, 1),),
+        samples=(
+            Difference(key=("12",), source=(), target=row),
+            Difference(key=("13",), source=row, target=()),
+            Difference(key=("14",), source=row, target=()),
+            Difference(key=("7",), source=(("7", "paid"),), target=(("7", "new"),)),
+        ),
+    )
+    counts = {"num_source": 88_102, "num_target": 88_101, "num_equal": 88_099, "num_settled": 14}
+    same = {"num_source": 12_400_118, "num_target": 12_400_118, "num_equal": 12_400_118, "num_settled": 0}
+    lines = [*printed("customers", equal, Differences(), **same), *printed("orders", columns, differences, **counts)]
+    guide = (Path(__file__).parents[2] / "docs/command-line.md").read_text()
+    assert "\n```\n" + "\n".join(lines) + "\n```\n" in guide

@@ -63,6 +63,7 @@ def pair_columns(
     *,
     renamed: Mapping[str, str],
     left_out: Collection[str] = (),
+    written: Collection[str] = (),
 ) -> PairedColumns:
     """Pair columns by their names, exactly if possible, else whatever their upper and lower case.
 
@@ -72,12 +73,17 @@ def pair_columns(
         keys: The key's columns in the Delta table; none if it has no key.
         renamed: Columns of the Delta table by the name that they have in the database.
         left_out: Columns of the Delta table that the pipeline does not write.
+        written: Those that it writes besides the key; all by default.
 
     Raises:
         PipelineError: No column is on both sides, or a column of the key cannot be compared.
     """
     fields = [field for field in target.fields if not field.name.lower().startswith(RESERVED_PREFIX)]
     excluded = {name.lower() for name in left_out}
+    if written:
+        kept = {name.lower() for name in (*written, *keys)}
+        names = [*(field.name for field in fields), *(renamed.get(column.name, column.name) for column in source)]
+        excluded |= {name.lower() for name in names} - kept
     by_target = _paired(source, [field.name for field in fields], renamed)
     compared, faults = [], {}
     for field in fields:

@@ -83,7 +83,12 @@ def compare(
     database = find_table(spark, access, pair.source)
     target = spark.read.table(sql_name(spark, pair.target)).schema
     columns = pair_columns(
-        database.columns, target, _keys(spark, pair, database), renamed=pair.renamed, left_out=pair.left_out
+        database.columns,
+        target,
+        _keys(spark, pair, database),
+        renamed=pair.renamed,
+        left_out=pair.left_out,
+        written=pair.written,
     )
     try:
         sides = divided(Sides(spark=spark, database=database, target=pair.target, columns=columns))

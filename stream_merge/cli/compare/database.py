@@ -21,7 +21,9 @@ _DRIVERS = {
 """Class and package of the driver by the first part of the address. Others must be given, or be there."""
 
 _ADDRESS = re.compile(r"jdbc:(?P<kind>[a-z0-9]+):\S+")
-_PASSWORD = re.compile(r"[?&;]\s*(?:password|pwd)\s*=|//[^/@]*:[^/@]+@|:[^/:@]+/[^/:@]+@", re.IGNORECASE)
+_PASSWORD = re.compile(
+    r"[?&;][^=&;]*(?:password|pwd|secret|token)[^=&;]*=|//[^/@]*:[^/@]+@|:[^/:@]+/[^/:@]+@", re.IGNORECASE
+)
 _NAME_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 _FETCHED_ROWS = 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stream_merge.cli.compare.comparison import compare
@@ -96,15 +96,23 @@ def diff(spark: SparkSession, request: Request, tell: Callable[[str], None]) -> 
         Whether they are equal.
 
     Raises:
-        PipelineError: A table cannot be compared.
+        PipelineError: A table cannot be compared; the others were.
     """
     code = ExitCode.OK
+    failed: list[PipelineError] = []
     for pair in _pairs(spark, request):
-        found = compare(spark, request.access, pair, seconds=request.seconds, num_samples=request.num_samples)
+        try:
+            found = compare(spark, request.access, pair, seconds=request.seconds, num_samples=request.num_samples)
+        except PipelineError as error:
+            # It is told in the end, so that the others are compared.
+            failed.append(error)
+            continue
         for line in lines_of(found):
             tell(line)
         if not found.is_equal or (request.all_columns and not found.has_all_columns):
             code = ExitCode.DIFFERS
+    if failed:
+        raise PipelineError("\n".join(dict.fromkeys(map(str, failed))), failed[0].exit_code)
     return code
 
 
@@ -119,7 +127,4 @@ def _pairs(spark: SparkSession, request: Request) -> list[Pair]:
         return pairs
     if len(pairs) > 1:
         raise PipelineError("--keys is the key of one table: name it with --only.", ExitCode.USAGE)
-    [pair] = pairs
-    return [
-        Pair(target=pair.target, source=pair.source, keys=request.keys, renamed=pair.renamed, left_out=pair.left_out)
-    ]
+    return [replace(pairs[0], keys=request.keys)]

@@ -27,6 +27,7 @@ class Pair:
         keys: The key that was given; None if nothing tells.
         renamed: Columns of the Delta table by the name that they have in the database.
         left_out: Columns that the pipeline does not write.
+        written: The columns that it writes besides the key; all by default.
     """
 
     target: str
@@ -34,6 +35,7 @@ class Pair:
     keys: tuple[str, ...] | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
 
 
 def pairs_of(
@@ -128,4 +130,5 @@ def _pair(pipeline: Pipeline, found: FoundTable, names: list[str], table: TableN
         keys=None if settings.keys is None else tuple(settings.keys),
         renamed=settings.rename,
         left_out=tuple(settings.except_columns),
+        written=tuple(settings.write_columns),
     )
