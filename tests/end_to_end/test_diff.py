@@ -60,13 +60,15 @@ def database(postgres: Postgres) -> Iterator[Database]:
 
 def run(database: Database, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     postgres = database.postgres
+    # The tests' own server takes any.
+    password = PASSWORD if postgres.server is not None else postgres.password
     url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/{database.name}"
     return subprocess.run(
         command("diff", "--jdbc", url, "--user", postgres.user, *arguments),
         cwd=folder,
         env={
             **os.environ,
-            "STREAM_MERGE_DATABASE_PASSWORD": os.environ.get("PGPASSWORD", PASSWORD),
+            "STREAM_MERGE_DATABASE_PASSWORD": password,
             "TZ": "Asia/Kolkata",
         },
         capture_output=True,
