@@ -111,6 +111,7 @@ def test_text_keys_in_the_order_of_another_collation(spark, tmp_path, create_tab
     assert read[0][0].endswith(" IS NULL)")
 
 
+@pytest.mark.long
 def test_only_ranges_and_keys_that_differ_are_read_again(spark, database, create_table, monkeypatch):
     monkeypatch.setattr(ranges, "ROWS_A_RANGE", 10)
     monkeypatch.setattr(checksums, "ROWS_A_BUCKET", 2)
@@ -145,6 +146,7 @@ def test_only_ranges_and_keys_that_differ_are_read_again(spark, database, create
     assert later == [['("k0" = 19)']] * 2
 
 
+@pytest.mark.long
 def test_rows_without_a_key_and_empty_tables(spark, database, create_table):
     database.execute("CREATE TABLE visits (page VARCHAR(9), n INT)")
     pages = [("/", 1), ("/", 1), ("/", 1), (None, 2), (None, 2), (None, None)]
@@ -190,6 +192,7 @@ OF_DELTA = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", ["-0.0D", "0.0D"])
 def test_values_of_all_types(spark, database, create_table, zero):
     database.execute(f"CREATE TABLE t ({', '.join(f'{name} {ours}' for name, (ours, _) in TYPES.items())})")
