@@ -35,6 +35,7 @@ LAYERS = (
     ("cli.checks",),
     ("cli.run",),
     ("cli.show",),
+    ("cli.compare",),
     ("cli",),
 )
 """The subpackages, the lowest first. A module imports modules of its own subpackage and of the layers below."""

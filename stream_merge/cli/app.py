@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +205,81 @@ def explain(
             typer.echo(loaded.secrets.mask(text))
 
 
+@app.command()
+def diff(
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="[TABLE]", help="Path or name of a Delta table; without it, those of --pipeline."),
+    ] = None,
+    *,
+    jdbc: Annotated[str, typer.Option("--jdbc", metavar="URL", help="The database's JDBC address.")],
+    source: Annotated[
+        str | None, typer.Option("--table", metavar="SCHEMA.NAME", help="The database's table; topics tell it.")
+    ] = None,
+    pipeline: Annotated[
+        Path | None, typer.Option("--pipeline", metavar="FILE", help="Pipeline file with the tables.")
+    ] = None,
+    only: Annotated[
+        list[str], typer.Option("--only", metavar="TABLE", help="One of its tables; may be repeated.")
+    ] = [],  # noqa: B006 - typer copies it
+    keys: Annotated[
+        list[str], typer.Option("--keys", metavar="COLUMN", help="A column of the key; may be repeated.")
+    ] = [],  # noqa: B006
+    user: Annotated[str | None, typer.Option("--user", help="The database's user.")] = None,
+    password_env: Annotated[
+        str | None,
+        typer.Option(
+            "--password-env",
+            metavar="NAME",
+            help="Variable of the environment with the password: STREAM_MERGE_DATABASE_PASSWORD.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long rows that differ are read again.")
+    ] = 30.0,
+    sample: Annotated[int, typer.Option("--sample", min=0, help="How many differences of a table to show.")] = 10,
+    all_columns: Annotated[
+        bool, typer.Option("--all-columns", help="Columns that are not compared are differences, too.")
+    ] = False,
+    driver: Annotated[str | None, typer.Option("--driver", metavar="CLASS", help="Class of the JDBC driver.")] = None,
+    driver_package: Annotated[
+        str | None, typer.Option("--driver-package", metavar="COORDINATE", help="Its group:artifact:version.")
+    ] = None,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Compare Delta tables with the database's tables that they follow; writes nothing.
+
+    Exit codes: 0 equal, 5 rows differ, 1 failed, 2 the arguments or the file are wrong, 3 a table or the database
+    cannot be read.
+    """
+    with _Command(log_level) as command:
+        loaded = command.load(pipeline) if pipeline is not None else None
+        from stream_merge.cli.compare.database import Access
+        from stream_merge.cli.compare.diff_command import Request, password_of
+        from stream_merge.cli.compare.diff_command import diff as compare
+
+        password = password_of(os.environ, password_env)
+        command.mask_also(password)
+        request = Request(
+            target=table,
+            table=source,
+            loaded=loaded,
+            only=tuple(only),
+            keys=tuple(keys) or None,
+            access=Access(url=jdbc, user=user, password=password, driver=driver),
+            seconds=wait,
+            num_samples=sample,
+            all_columns=all_columns,
+        )
+        request.check()
+        chooses = loaded is None or loaded.pipeline.spark.choose_packages
+        packages = [driver_package] if driver_package else request.access.packages if chooses else []
+        spark = command.start_session(None if loaded is None else loaded.pipeline, packages=packages)
+        code = compare(spark, request, command.show)
+        if code is not ExitCode.OK:
+            raise typer.Exit(code)
+
+
 @quarantine.command()
 def replay(
     file: PipelineFile,
@@ -265,16 +340,26 @@ class _Command:
         configure_logging(self.log_level, loaded.secrets)
         return loaded
 
-    def start_session(self, pipeline: Pipeline | None) -> SparkSession:
-        """Start Spark for a short command."""
+    def mask_also(self, secret: str | None) -> None:
+        """Mask a value that is not in a pipeline file."""
+        self.secrets = self.secrets or Secrets()
+        if secret is not None:
+            self.secrets.add(secret)
+
+    def start_session(self, pipeline: Pipeline | None, *, packages: Sequence[str] = ()) -> SparkSession:
+        """Start Spark for a short command, with further packages unless the file has others of their artifacts."""
         from stream_merge.cli.file.pipeline import SparkSettings
+        from stream_merge.cli.query.packages import merged
         from stream_merge.cli.run.session import start_spark
 
         self.secrets = self.secrets or Secrets()
+        settings = pipeline.spark if pipeline is not None else SparkSettings()
+        if packages:
+            settings = settings.model_copy(update={"packages": merged(packages, settings.packages)})
         configure_logging(self.log_level, self.secrets)
         with _waiting("Starting Spark"):
             self.spark = start_spark(
-                pipeline.spark if pipeline is not None else SparkSettings(),
+                settings,
                 self.secrets,
                 name=pipeline.pipeline.name if pipeline is not None else "status",
                 source=pipeline.source if pipeline is not None else None,
@@ -282,6 +367,10 @@ class _Command:
                 defaults={"spark.ui.enabled": "false"},
             )
         return self.spark
+
+    def show(self, text: str) -> None:
+        """Write to standard output, with secrets masked."""
+        typer.echo(self.secrets.mask(text) if self.secrets is not None else text)
 
     def tell(self, text: str) -> None:
         """Write to standard error, with secrets masked."""

@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     """Java, packages, a broker, a topic or a table are missing."""
     PARKED = 4
     """`--once` has merged what was available, but for tables at rest, whose records are parked."""
+    DIFFERS = 5
+    """`diff` has found rows that differ from those of the database."""
     INTERRUPTED = 130
     """Ctrl-C (SIGINT) interrupted a running micro-batch, or came before the pipeline ran."""
     TERMINATED = 143

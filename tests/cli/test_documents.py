@@ -83,7 +83,7 @@ def test_tables_of_the_pages_are_whole():
             widths.append(cells)
 
 
-@pytest.mark.parametrize("command", ["init", "validate", "run", "status", "explain"])
+@pytest.mark.parametrize("command", ["init", "validate", "run", "status", "explain", "diff"])
 def test_options_of_the_guide_are_there(command):
     from typer.main import get_command
 
