@@ -33,6 +33,7 @@ LAYERS = (
     ("cli.file",),
     ("cli.query",),
     ("cli.checks",),
+    ("cli.discover",),
     ("cli.run",),
     ("cli.show",),
     ("cli.compare",),

@@ -1,9 +1,10 @@
-"""Reads the ids of Kafka topics, which tell topics of one name apart, with the admin client in the JVM."""
+"""Asks Kafka for its topics, their ids, and the offsets of their partitions, with the admin client in the JVM."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -41,7 +42,7 @@ class TopicIds:
             return {}
         try:
             if self._admin is None:
-                self._admin = self._connect()
+                self._admin = _admin_client(self._jvm, self._options)
             names = java_class(self._jvm, "java.util.ArrayList")()
             for topic in topics:
                 names.add(topic)
@@ -57,16 +58,7 @@ class TopicIds:
         """Close the connection and end the thread."""
         admin, self._admin, self._is_given_up = self._admin, None, True
         if admin is not None:
-            try:
-                admin.close(java_class(self._jvm, "java.time.Duration").ZERO)
-            except Exception as error:
-                logger.debug("the admin client did not close", exc_info=error)
-
-    def _connect(self) -> Any:
-        properties = java_class(self._jvm, "java.util.Properties")()
-        for name, value in self._options.items():
-            properties.setProperty(name, value)
-        return java_class(self._jvm, "org.apache.kafka.clients.admin.AdminClient").create(properties)
+            _close(self._jvm, admin)
 
     def _id_in(self, answer: Any) -> str | None:
         seconds = java_class(self._jvm, "java.util.concurrent.TimeUnit").SECONDS
@@ -78,3 +70,82 @@ class TopicIds:
                 raise
             logger.debug("a topic has no id: %s", ", ".join(names))
             return None
+
+
+class Topics:
+    """The topics of a Kafka, for `open_topics`."""
+
+    def __init__(self, jvm: Any, admin: Any) -> None:
+        self._jvm = jvm
+        self._admin = admin
+
+    def names(self) -> list[str]:
+        """Return the names of all topics that the login may see, without Kafka's own.
+
+        Raises:
+            Py4JJavaError: Kafka does not answer.
+        """
+        return sorted(map(str, self._wait(self._admin.listTopics().names())))
+
+    def offsets(self, topics: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return the first offset and the one after the last of each partition, by topic and partition.
+
+        Raises:
+            Py4JJavaError: Kafka does not answer, a topic is gone, or the login may not read it.
+        """
+        names = java_class(self._jvm, "java.util.ArrayList")()
+        for topic in topics:
+            names.add(topic)
+        described = self._wait(self._admin.describeTopics(names).allTopicNames())
+        partition_class = java_class(self._jvm, "org.apache.kafka.common.TopicPartition")
+        partitions = [
+            partition_class(topic, int(info.partition()))
+            for topic in topics
+            for info in described.get(topic).partitions()
+        ]
+        spec = java_class(self._jvm, "org.apache.kafka.clients.admin.OffsetSpec")
+        first, end = self._listed(partitions, spec.earliest), self._listed(partitions, spec.latest)
+        return {
+            (str(each.topic()), int(each.partition())): (first[place], end[place])
+            for place, each in enumerate(partitions)
+        }
+
+    def _listed(self, partitions: list[Any], spec: Callable[[], Any]) -> list[int]:
+        wanted = java_class(self._jvm, "java.util.HashMap")()
+        for each in partitions:
+            wanted.put(each, spec())
+        found = self._wait(self._admin.listOffsets(wanted).all())
+        return [int(found.get(each).offset()) for each in partitions]
+
+    def _wait(self, future: Any) -> Any:
+        return future.get(_SECONDS, java_class(self._jvm, "java.util.concurrent.TimeUnit").SECONDS)
+
+
+@contextmanager
+def open_topics(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Topics]:
+    """Yield the topics of a Kafka for the block.
+
+    Args:
+        spark: The session, whose Kafka connector brings the client.
+        options: The client's configuration.
+    """
+    jvm: Any = spark._jvm
+    admin = _admin_client(jvm, options)
+    try:
+        yield Topics(jvm, admin)
+    finally:
+        _close(jvm, admin)
+
+
+def _admin_client(jvm: Any, options: Mapping[str, str]) -> Any:
+    properties = java_class(jvm, "java.util.Properties")()
+    for name, value in options.items():
+        properties.setProperty(name, value)
+    return java_class(jvm, "org.apache.kafka.clients.admin.AdminClient").create(properties)
+
+
+def _close(jvm: Any, admin: Any) -> None:
+    try:
+        admin.close(java_class(jvm, "java.time.Duration").ZERO)
+    except Exception as error:
+        logger.debug("the admin client did not close", exc_info=error)

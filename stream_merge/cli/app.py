@@ -17,15 +17,17 @@ import typer
 from stream_merge import __version__
 from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
 from stream_merge.cli.file.secrets import Secrets
+from stream_merge.cli.init_arguments import DEFAULT_LAKE, InitArguments, InitSource
 from stream_merge.cli.show.logs import LogLevel, configure_logging
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
+    from stream_merge.cli.discover.connection import Connection
     from stream_merge.cli.errors import StopNow
     from stream_merge.cli.file.load import LoadedPipeline
-    from stream_merge.cli.file.pipeline import Pipeline
+    from stream_merge.cli.file.pipeline import Pipeline, Source, SparkSettings
 
 DEFAULT_FILE = Path("pipeline.toml")
 
@@ -107,13 +109,52 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
     *,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    source: Annotated[
+        InitSource | None,
+        typer.Option(
+            "--from", help="Write the file for the topics that a Kafka broker has, from their newest records."
+        ),
+    ] = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option("--bootstrap-servers", metavar="HOST:PORT", help="The brokers; for --from kafka.")
+    ] = None,
+    topics: Annotated[
+        str | None,
+        typer.Option("--topics", metavar="REGEX", help="Topics to look at, by the whole name; all but __* by default."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="Option of Spark's Kafka source (kafka.*), of the registry (registry.*) or of Spark (spark.*). "
+            "'${NAME}' is a variable of the environment, and is written so; secrets always are.",
+        ),
+    ] = None,
+    registry: Annotated[
+        str | None, typer.Option("--registry", metavar="URL", help="The schema registry of records in Avro.")
+    ] = None,
+    lake: Annotated[str, typer.Option("--lake", metavar="FOLDER", help="The folder of the tables.")] = DEFAULT_LAKE,
+    log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Write a commented example of a pipeline file."""
-    from stream_merge.cli.file.example import write_example
+    """Write a pipeline file: a commented example, or one for the topics that a broker has."""
+    from stream_merge.cli.file.example import check_new, write_example, write_new
 
-    with _Command():
-        write_example(file, force=force)
-        typer.echo(f"{file} is written. Edit it, then: stream-merge validate {file}")
+    with _Command(log_level) as command:
+        given = InitArguments(bootstrap_servers, topics, tuple(option or ()), registry, lake)
+        given.check(source)
+        if source is None:
+            write_example(file, force=force)
+            typer.echo(f"{file} is written. Edit it, then: stream-merge validate {file}")
+            return
+        check_new(file, force=force)
+        from stream_merge.cli.discover.discover import describe, discover
+
+        connection = command.connect(given)
+        spark = command.start_session_for(connection)
+        text, plan = discover(spark, connection, topics)
+        write_new(file, text, force=force)
+        typer.echo(connection.secrets.mask(describe(plan, connection, file)))
 
 
 @app.command()
@@ -346,24 +387,55 @@ class _Command:
         if secret is not None:
             self.secrets.add(secret)
 
+    def connect(self, given: InitArguments) -> Connection:
+        """Read how a broker is reached, check that one answers, and mask the secrets from now on."""
+        from stream_merge.cli.discover.connection import read_connection
+        from stream_merge.cli.query.sources import check_brokers, kafka_options
+
+        connection = read_connection(
+            bootstrap_servers=given.bootstrap_servers or "",
+            options=given.options,
+            registry=given.registry,
+            lake=given.lake,
+            environ=os.environ,
+        )
+        self.secrets = connection.secrets
+        kafka_options(connection.source)
+        check_brokers(connection.source, given_as="--bootstrap-servers")
+        return connection
+
     def start_session(self, pipeline: Pipeline | None, *, packages: Sequence[str] = ()) -> SparkSession:
         """Start Spark for a short command, with further packages unless the file has others of their artifacts."""
         from stream_merge.cli.file.pipeline import SparkSettings
         from stream_merge.cli.query.packages import merged
-        from stream_merge.cli.run.session import start_spark
 
-        self.secrets = self.secrets or Secrets()
         settings = pipeline.spark if pipeline is not None else SparkSettings()
         if packages:
             settings = settings.model_copy(update={"packages": merged(packages, settings.packages)})
+        if pipeline is None:
+            return self._start(settings, "status")
+        return self._start(
+            settings, pipeline.pipeline.name, pipeline.source, has_registry=pipeline.registry is not None
+        )
+
+    def start_session_for(self, connection: Connection) -> SparkSession:
+        """Start Spark to read from a broker."""
+        return self._start(connection.spark, "init", connection.source, has_registry=connection.registry is not None)
+
+    def _start(
+        self, settings: SparkSettings, name: str, source: Source | None = None, *, has_registry: bool = False
+    ) -> SparkSession:
+        from stream_merge.cli.run.session import start_spark
+
+        self.secrets = self.secrets or Secrets()
         configure_logging(self.log_level, self.secrets)
         with _waiting("Starting Spark"):
             self.spark = start_spark(
                 settings,
                 self.secrets,
-                name=pipeline.pipeline.name if pipeline is not None else "status",
-                source=pipeline.source if pipeline is not None else None,
-                has_registry=pipeline is not None and pipeline.registry is not None,
+                name=name,
+                source=source,
+                has_registry=has_registry,
                 defaults={"spark.ui.enabled": "false"},
             )
         return self.spark

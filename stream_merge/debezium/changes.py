@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.decode_errors import DECODE_ERROR_COL, has_decode_errors
+from stream_merge.debezium.doubts import Handling
 from stream_merge.debezium.envelope import (
     CORRUPT,
     Message,
@@ -32,7 +33,6 @@ from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling,
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.spelling import IS_TOMBSTONE, JSON_SPACE
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
-from stream_merge.debezium.values import Handling
 from stream_merge.errors import ConfigError
 
 logger: logging.Logger = logging.getLogger("stream_merge")
@@ -56,9 +56,9 @@ def changes(
     before: bool | None = None,
     order: Literal["source", "offset"] | None = None,
     snapshot_first: bool | None = None,
-    decimals: Literal["precise", "string", "double"] = "precise",
-    binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
-    timestamp_unit: Literal["ms", "us", "ns"] = "us",
+    decimals: Literal["precise", "string", "double"] | None = None,
+    binary: Literal["base64", "base64-url-safe", "hex"] | None = None,
+    timestamp_unit: Literal["ms", "us", "ns"] | None = None,
 ) -> DataFrame:
     """Return the changes in the records of one table, as Debezium writes them to Kafka in JSON.
 
@@ -102,9 +102,12 @@ def changes(
             must: it may carry a higher position than a change that it does not contain. False lets a later snapshot
             repair rows. By default they rank first, except for MySQL and MariaDB, whose snapshots know their position
             in the log.
-        decimals: The connector's `decimal.handling.mode`, for columns without a semantic type.
-        binary: The connector's `binary.handling.mode`; "base64" also stands for "bytes".
-        timestamp_unit: Unit of timestamps that are integers and have no semantic type.
+        decimals: The connector's `decimal.handling.mode`, for columns without a semantic type. By default "precise",
+            and what could be a number in another mode as well is an error.
+        binary: The connector's `binary.handling.mode`, for columns without a semantic type; "base64" also stands for
+            "bytes". By default base64 of either kind, and what could be hexadecimal as well is an error.
+        timestamp_unit: Unit of timestamps that are integers and have no semantic type. By default microseconds, and
+            what could be of another unit as well is an error.
 
     Raises:
         ConfigError: The columns, the keys and the records contradict each other, or the keys cannot be learnt.
@@ -171,9 +174,9 @@ def _check_options(settings: Settings) -> None:
     options = {
         "format": (settings.layout, (None, "envelope", "flattened")),
         "order": (settings.order, ("source", "offset")),
-        "decimals": (settings.handling.decimals, ("precise", "string", "double")),
-        "binary": (settings.handling.binary, ("base64", "base64-url-safe", "hex")),
-        "timestamp_unit": (settings.handling.timestamp_unit, ("ms", "us", "ns")),
+        "decimals": (settings.handling.decimals, (None, "precise", "string", "double")),
+        "binary": (settings.handling.binary, (None, "base64", "base64-url-safe", "hex")),
+        "timestamp_unit": (settings.handling.timestamp_unit, (None, "ms", "us", "ns")),
     }
     faults = [
         f"{name} is {given!r}; it can be {', '.join(map(repr, allowed))}"
@@ -303,6 +306,7 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
         F.expr(is_no_text if is_binary else "false").alias("is_no_text"),
         *([F.col(DECODE_ERROR_COL).alias("decode_error")] if settings.may_have_decode_errors else []),
         F.expr(_is_unlearnt(settings.schemas)).alias("is_unlearnt"),
+        F.expr(_is_envelope_after_all(settings)).alias("is_envelope_after_all"),
     )
     conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]
     if not settings.keep_messages and settings.layout != "flattened":
@@ -315,6 +319,20 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
                 IS NOT NULL, false)"""
         )
     return texts.where(" AND ".join(conditions)) if conditions else texts
+
+
+def _is_envelope_after_all(settings: Settings) -> str:
+    """Return SQL for whether a message is an envelope though it is said to be flattened: all columns would be NULL."""
+    if settings.layout != "flattened" or not {"op", "source"}.isdisjoint(settings.sent_names):
+        return "false"
+    value = "CAST(value AS STRING)"
+    op, source = (
+        f"coalesce(get_json_object({value}, '$.{name}'), get_json_object({value}, '$.payload.{name}'))"
+        for name in ("op", "source")
+    )
+    # Looked for only where the names are in the text.
+    names = f"""contains({value}, '"op"') AND contains({value}, '"source"')"""
+    return f"coalesce({names} AND {op} IS NOT NULL AND {source} LIKE '{{%', false)"
 
 
 def _is_unlearnt(schemas: Sequence[int] | None) -> str:

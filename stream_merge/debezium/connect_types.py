@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from stream_merge.debezium.fields import SEMANTICS, Field
+from stream_merge.debezium.fields import BYTES, SEMANTICS, Field
 from stream_merge.errors import ConfigError
 from stream_merge.widening import MAX_PRECISION
 
@@ -64,7 +64,7 @@ def field_of(schema: Mapping[str, Any]) -> Field:
             members = [T.StructField(name, field.data_type) for name, field in fields.items()]
             return Field(T.StructType(members), semantic, fields=fields)
         case plain if plain in _PLAIN:
-            return Field(_PLAIN[plain], semantic)
+            return Field(_PLAIN[plain], semantic or (BYTES if plain == "bytes" else None))
         case unknown:
             raise ConfigError(
                 [f"field {schema.get('field')!r} has Kafka Connect's unknown type {unknown!r}; give the columns"]

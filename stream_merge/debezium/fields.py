@@ -46,6 +46,8 @@ SEMANTICS = frozenset(
 """Last parts of Debezium's and Kafka Connect's type names; types that share one have the same meaning."""
 PLAIN = "Plain"
 """The semantic type of a number or text that a message's schema describes as no more than that."""
+BYTES = "Bytes"
+"""The semantic type of what a message's schema describes as bytes."""
 
 
 @dataclass(frozen=True, slots=True)

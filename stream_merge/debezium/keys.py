@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from stream_merge.debezium.decode_errors import decodable
-from stream_merge.debezium.spelling import IS_TOMBSTONE
+from stream_merge.debezium.spelling import IS_TOMBSTONE, text
 from stream_merge.errors import ConfigError
 
 KEY_PARTS = ("key_schema", "key_names", "is_odd_key", "row_kind")
@@ -19,10 +19,10 @@ KEY_PARTS = ("key_schema", "key_names", "is_odd_key", "row_kind")
 
 NO_KEYS_TOLD = "no record tells the keys, since a TRUNCATE has none; give keys=, or an earlier result of learn_columns"
 
-_NO_KEYS = """'null', '{"schema":null,"payload":null}'"""
+NO_KEYS = ("null", '{"schema":null,"payload":null}')
 """How converters write that there is no key, besides not writing one."""
 _HAS_NO_KEY = "key_text IS NULL AND NOT is_tombstone"
-_POSITIONS = ("lsn", "pos", "change_lsn", "commit_lsn", "scn")
+POSITIONS = ("lsn", "pos", "change_lsn", "commit_lsn", "scn")
 """Fields of `source` of which each connector that knows the place of a change in the source's log sends one."""
 
 
@@ -87,7 +87,8 @@ def with_key_parts(records: DataFrame) -> DataFrame:
     neither. row_kind: what a record without a key tells of a row; see `_row_kind`.
     """
     key = "CAST(key AS STRING)"
-    frame = records.withColumn("key_text", F.expr(f"CASE WHEN {key} NOT IN ({_NO_KEYS}) THEN {key} END"))
+    no_keys = ", ".join(map(text, NO_KEYS))
+    frame = records.withColumn("key_text", F.expr(f"CASE WHEN {key} NOT IN ({no_keys}) THEN {key} END"))
     schema = "get_json_object(key_text, '$.schema')"
     frame = frame.withColumn(
         "key_schema", F.expr(f"CASE WHEN contains(key_text, '\"schema\"') AND {schema} LIKE '{{%' THEN {schema} END")
@@ -157,7 +158,7 @@ def _row_kind() -> str:
     row: of a table without a key that can be merged. unplaced: its event has no place in the source's log. flattened:
     it is no envelope. NULL: it is about no row: a TRUNCATE, a logical message, or no message at all.
     """
-    place = ", ".join(f"get_json_object(sent_source, '$.{name}')" for name in _POSITIONS)
+    place = ", ".join(f"get_json_object(sent_source, '$.{name}')" for name in POSITIONS)
     placed = f"CASE WHEN coalesce({place}) IS NULL THEN 'unplaced' ELSE 'row' END"
     return (
         "CASE WHEN sent_op IS NOT NULL AND sent_source IS NOT NULL "

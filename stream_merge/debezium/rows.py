@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from stream_merge.debezium.doubts import find_doubt
 from stream_merge.debezium.envelope import image_fields, sequence_sql
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.header_keys import decode_key, unmarked
@@ -28,6 +29,7 @@ _LACKS_OLD_ROW = "(before IS NULL AND op IN ('u', 'd'))"
 _IN_AVRO = (
     "the value begins like Avro with the id of a schema: decode it with from_registry, or [registry] in a pipeline file"
 )
+_ENVELOPE = "the message is an envelope, and not flattened: correct format=, or layout in a pipeline file"
 _NO_KEY = "the record has no key, and no other record tells the keys"
 
 
@@ -138,7 +140,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
 
 def _may_fail(settings: Settings) -> str:
     """Return SQL for whether a record may have a fault: true for all that have one, and for few others."""
-    signs = ["is_no_text", "is_malformed", "is_unlearnt"]
+    signs = ["is_no_text", "is_malformed", "is_unlearnt", "is_envelope_after_all"]
     if settings.is_untold:
         signs.append("true")
     if settings.may_have_decode_errors:
@@ -180,6 +182,7 @@ def _error_sql(settings: Settings) -> str:
         ("is_no_text", "'the value is not UTF-8'"),
         ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
         ("is_unlearnt", text(_UNLEARNT)),
+        ("is_envelope_after_all", text(_ENVELOPE)),
         (
             "NOT is_tombstone AND op IS NULL",
             "concat('neither an envelope nor a flattened event (set format=): ', left(value, 80))",
@@ -220,8 +223,16 @@ def _error_sql(settings: Settings) -> str:
         is_misfit = f"{raw} IS NOT NULL AND {value} IS NULL AND {condition}"
         reason = text(f"{name} is not a valid {types[position]}: ")
         sent = unmarked(raw) if raw.startswith(("old", "new")) else raw
-        parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80)) END")
+        parts.append(
+            f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80){_doubt(raw, position, settings)}) END"
+        )
     return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"
+
+
+def _doubt(raw: str, position: int, settings: Settings) -> str:
+    """Return SQL for the rest of a reason if a value is in doubt; nothing if that cannot be."""
+    doubt = find_doubt(raw, settings.fields[settings.names[position]], settings.handling)
+    return "" if doubt is None else f", IF({doubt.condition}, {text(f' ({doubt.remedy})')}, '')"
 
 
 def _keyless_update(keys: Sequence[str]) -> str:

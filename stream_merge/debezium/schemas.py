@@ -246,7 +246,7 @@ def _read_schemas(records: DataFrame) -> list[Row]:
 
 def _sent_schema(row: Row, meta_prefix: str, renamed: Mapping[str, str]) -> SentSchema:
     schema = json.loads(row["value_schema"])
-    members = _row_members(schema, meta_prefix)
+    members = row_members(schema, meta_prefix)
     names = {member["field"]: renamed.get(member["field"], member["field"]) for member in members}
     if len({*names.values()}) < len(names):
         both = [f"{sent!r} and {name!r}" for sent, name in names.items() if sent != name and name in names]
@@ -339,7 +339,8 @@ def _default_when_added(name: str, schemas: Sequence[SentSchema]) -> str | None:
     return None
 
 
-def _row_members(schema: Mapping[str, Any], meta_prefix: str) -> Sequence[Mapping[str, Any]]:
+def row_members(schema: Mapping[str, Any], meta_prefix: str) -> Sequence[Mapping[str, Any]]:
+    """Return the columns in a schema part, without what the flattening added, as Kafka Connect describes them."""
     members: Sequence[Mapping[str, Any]] = schema.get("fields", ())
     if is_envelope(schema):
         after: Sequence[Mapping[str, Any]] = next(member["fields"] for member in members if member["field"] == "after")

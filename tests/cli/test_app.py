@@ -78,6 +78,23 @@ def test_a_wrong_argument_is_code_2(invoke):
     assert invoke("explain", "x.toml", "--rows", "0").exit_code == 2
 
 
+def test_init_from_a_broker_that_does_not_answer(invoke, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ("init", "--from", "kafka", "--bootstrap-servers", address)
+        done = invoke(*arguments)
+    assert done.exit_code == 3
+    assert done.stderr == (
+        f"No Kafka broker answers at {address} (Connection refused): start it, or correct --bootstrap-servers.\n"
+    )
+    (tmp_path / "pipeline.toml").write_text("mine")
+    again = invoke(*arguments)
+    assert (again.exit_code, (tmp_path / "pipeline.toml").read_text()) == (2, "mine")
+    assert again.stderr == "pipeline.toml exists already; choose another file, or overwrite it with --force.\n"
+    assert invoke("init", "other.toml", "--lake", "./x").stderr.endswith(" need --from kafka.\n")
+
+
 def test_init_writes_a_file_once(invoke, tmp_path):
     done = invoke("init")
     assert (done.exit_code, done.stdout) == (

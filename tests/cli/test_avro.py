@@ -5,6 +5,9 @@ import base64
 import pytest
 
 from stream_merge import debezium
+from stream_merge.cli.discover.connection import read_connection
+from stream_merge.cli.discover.findings import Family, examine
+from stream_merge.cli.discover.sample import decoded_records
 from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.decoding import Decoder
@@ -77,3 +80,28 @@ def test_a_batch_of_damaged_records_of_a_table_that_nobody_knows_is_not_left_out
     decoder = Decoder(DecodeSettings(format="debezium"), TableSettings(source="t", target=target), target, "t")
     with pytest.raises(PipelineError, match=r"^The columns of t are not known: the value cannot be decoded: it is not"):
         decoder(debezium.from_registry(records, debezium.SchemaRegistry(url=server.url)))
+
+
+def test_init_tells_topics_in_avro_with_their_registry(avro_spark, server):
+    server.require_basic("reader", "s3cret")
+    ann = in_avro(server, wrapped(CUSTOMERS, "c", {"id": 1, "name": "Ann", "balance": "ZA=="}, 1))
+    unknown = (ann[0], b"\0" + LATE.to_bytes(4, "big") + ann[1][5:], *ann[2:])
+    login = ("registry.user=reader", "registry.password=${PASSWORD}")
+    given = {"bootstrap_servers": "localhost:9092", "lake": "./lake", "environ": {"PASSWORD": "s3cret"}}
+    connection = read_connection(options=login, registry=server.url, **given)
+
+    def found(connection, *records):
+        return examine("shop.public.t", list(decoded_records(frame_of(avro_spark, *records), connection)))
+
+    finding = found(connection, ann)
+    assert (finding.family, finding.faults, finding.keys) == (Family.DETECTED, (), ("id",))
+    assert finding.summary == "envelopes of Debezium in Avro"
+    assert finding.columns == {"id": "BIGINT", "name": "STRING", "balance": "DECIMAL(8,2)"}
+    assert finding.modes == {"decimal.handling.mode": "precise"}
+    assert found(connection, ann, unknown).faults == (
+        f"1 of 2 records are in Avro, and the value cannot be decoded: the registry has no schema {LATE}",
+    )
+    without = read_connection(options=(), registry=None, **given)
+    assert found(without, ann).faults == (
+        "1 of 1 records are in Avro, whose schemas a registry has; name it with --registry, and run init again",
+    )

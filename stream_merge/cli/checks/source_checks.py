@@ -128,11 +128,17 @@ def is_missing_topic(error: BaseException | None) -> bool:
 
 
 def _kafka_fault(loaded: LoadedPipeline, error: BaseException) -> Fault:
+    option, sentence = explain_kafka_error(error)
+    return loaded.fault(("source", option) if option else ("source",), sentence)
+
+
+def explain_kafka_error(error: BaseException) -> tuple[str, str]:
+    """Return the option of `[source]` at fault, or `""`, and a sentence without its end, for an error of Kafka."""
     name, message = kafka_error(error) or ("", "")
     for names, option, sentence in _KAFKA_FAULTS:
         if name in names:
-            return loaded.fault(("source", option), sentence.format(message=message))
-    return loaded.fault(("source",), f"Kafka cannot be read: {short_message(error)}")
+            return option, sentence.format(message=message)
+    return "", f"Kafka cannot be read: {short_message(error)}"
 
 
 def _files_faults(spark: SparkSession, loaded: LoadedPipeline, source: FilesSource) -> Iterator[Fault]:

@@ -30,7 +30,7 @@ KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset")
 """The columns of Kafka's records, which a files source must have to replace them."""
 
 _FILLED = ("target", "quarantine")
-_DEBEZIUM_ONLY = ("placeholder", "layout", "decimals", "binary", "keep_tombstones")
+_DEBEZIUM_ONLY = ("placeholder", "layout", "decimals", "binary", "timestamp_unit", "keep_tombstones")
 _DDL_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:,`]+))")
 
 Model = TypeVar("Model", bound=BaseModel)

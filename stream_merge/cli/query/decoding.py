@@ -99,6 +99,7 @@ class Decoder:
             keep_raw=self.table.quarantine is not None,
             decimals=self.decode.decimals,
             binary=self.decode.binary,
+            timestamp_unit=self.decode.timestamp_unit,
         )
 
     def _keys_of(self, records: DataFrame, columns: dict[str, debezium.Field] | LearntColumns) -> Sequence[str] | None:

@@ -219,10 +219,14 @@ def is_path(table: str) -> bool:
     return "/" in table
 
 
-def check_brokers(source: Source) -> None:
+def check_brokers(source: Source, *, given_as: str = "bootstrap_servers in [source]") -> None:
     """Check within seconds, without Spark, that some broker of a Kafka source can be reached.
 
     Spark would try for minutes, and then report what its client says.
+
+    Args:
+        source: The source.
+        given_as: Where the user has given the brokers.
 
     Raises:
         PipelineError: No address of `bootstrap_servers` accepts a connection.
@@ -237,7 +241,7 @@ def check_brokers(source: Source) -> None:
         failures.append(f"{server} ({failure})")
     raise PipelineError(
         f"No Kafka broker answers at {', '.join(failures) or source.bootstrap_servers}: start it, or correct "
-        "bootstrap_servers in [source].",
+        f"{given_as}.",
         ExitCode.CANNOT_START,
     )
 
