@@ -49,7 +49,6 @@ TYPES = {
     "phone": "STRING",
 }
 COLUMNS = ", ".join(f"{name} {data_type}" for name, data_type in TYPES.items())
-MODES = {"decimals": "precise", "timestamp_unit": "us"}
 ON = "source.id = target.id"
 PLACEHOLDER = "__debezium_unavailable_value"
 SYSTEMS = ("decode", "merge", "stream_merge", "delta_merge")
@@ -138,7 +137,7 @@ def _start_queries(
         schema = spark.read.parquet(str(folders[system] / "0")).schema
         rows = spark.readStream.schema(schema).parquet(f"{inbox}/*")
         if folders[system].name == "records":
-            rows = debezium.changes(rows, COLUMNS, ["id"], **MODES)
+            rows = debezium.changes(rows, COLUMNS, ["id"])
         checkpoint = str(workdir / "checkpoints" / system)
         writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
         return writer.trigger(processingTime=STREAM_TRIGGER).start()
@@ -161,7 +160,7 @@ def _run_batch(query: StreamingQuery, files: Path, inbox: Path) -> float:
 
 
 def _decode(spark: SparkSession, path: Path) -> DataFrame:
-    return debezium.changes(spark.read.parquet(str(path)), COLUMNS, ["id"], **MODES)
+    return debezium.changes(spark.read.parquet(str(path)), COLUMNS, ["id"])
 
 
 def _newest(changes: DataFrame) -> DataFrame:

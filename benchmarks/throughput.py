@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from benchmarks.change_data import COLUMNS, IMAGE, MODES, TYPES
+from benchmarks.change_data import COLUMNS, IMAGE, TYPES
 from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
 from stream_merge import debezium
@@ -58,8 +58,6 @@ schema = "{record}"
 max_files_per_trigger = 1
 [decode]
 format = "debezium"
-decimals = "precise"
-timestamp_unit = "us"
 [spark.conf]
 "spark.driver.memory" = "{memory}"
 """
@@ -158,7 +156,7 @@ def decoding_rates(records: DataFrame, path: Path, repeats: int) -> dict[str, fl
     ways: dict[str, Callable[[], object]] = {
         "read": lambda: _discard(records),
         "from_json": lambda: _discard(records.select(parsed)),
-        "decode": lambda: _discard(debezium.changes(records, COLUMNS, ["id"], **MODES)),
+        "decode": lambda: _discard(debezium.changes(records, COLUMNS, ["id"])),
     }
     num_events = records.count()
     rates = {}
@@ -232,7 +230,7 @@ def check(spark: SparkSession, root: Path, number: int) -> None:
         AssertionError: They differ.
     """
     records = spark.read.schema(RECORD).parquet(str(root / "records")).where(f"topic = 't{number}'")
-    changes = debezium.changes(records, COLUMNS, ["id"], **MODES)
+    changes = debezium.changes(records, COLUMNS, ["id"])
     newest = changes.groupBy("id").agg(F.max_by(F.struct("*"), "_change.sequence").alias("newest")).select("newest.*")
     rows = newest.where("_change.op <> 'd'").drop("_change")
     table = spark.read.format("delta").load(str(root / f"lake/t{number}")).select(*rows.columns)

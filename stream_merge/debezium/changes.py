@@ -14,7 +14,6 @@ from pyspark.sql import types as T
 
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.decode_errors import DECODE_ERROR_COL, has_decode_errors
-from stream_merge.debezium.doubts import Handling
 from stream_merge.debezium.envelope import (
     CORRUPT,
     Message,
@@ -33,6 +32,7 @@ from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling,
 from stream_merge.debezium.settings import CHANGE_COL, Settings
 from stream_merge.debezium.spelling import IS_TOMBSTONE, JSON_SPACE
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
+from stream_merge.debezium.values import Handling
 from stream_merge.errors import ConfigError
 
 logger: logging.Logger = logging.getLogger("stream_merge")
@@ -56,9 +56,9 @@ def changes(
     before: bool | None = None,
     order: Literal["source", "offset"] | None = None,
     snapshot_first: bool | None = None,
-    decimals: Literal["precise", "string", "double"] | None = None,
-    binary: Literal["base64", "base64-url-safe", "hex"] | None = None,
-    timestamp_unit: Literal["ms", "us", "ns"] | None = None,
+    decimals: Literal["precise", "string", "double"] = "precise",
+    binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
+    timestamp_unit: Literal["ms", "us", "ns"] = "us",
 ) -> DataFrame:
     """Return the changes in the records of one table, as Debezium writes them to Kafka in JSON.
 
@@ -102,12 +102,10 @@ def changes(
             must: it may carry a higher position than a change that it does not contain. False lets a later snapshot
             repair rows. By default they rank first, except for MySQL and MariaDB, whose snapshots know their position
             in the log.
-        decimals: The connector's `decimal.handling.mode`, for columns without a semantic type. By default "precise",
-            and what could be a number in another mode as well is an error.
+        decimals: The connector's `decimal.handling.mode`, for columns without a semantic type.
         binary: The connector's `binary.handling.mode`, for columns without a semantic type; "base64" also stands for
-            "bytes". By default base64 of either kind, and what could be hexadecimal as well is an error.
-        timestamp_unit: Unit of timestamps that are integers and have no semantic type. By default microseconds, and
-            what could be of another unit as well is an error.
+            "bytes".
+        timestamp_unit: Unit of timestamps that are integers and have no semantic type.
 
     Raises:
         ConfigError: The columns, the keys and the records contradict each other, or the keys cannot be learnt.
@@ -174,9 +172,9 @@ def _check_options(settings: Settings) -> None:
     options = {
         "format": (settings.layout, (None, "envelope", "flattened")),
         "order": (settings.order, ("source", "offset")),
-        "decimals": (settings.handling.decimals, (None, "precise", "string", "double")),
-        "binary": (settings.handling.binary, (None, "base64", "base64-url-safe", "hex")),
-        "timestamp_unit": (settings.handling.timestamp_unit, (None, "ms", "us", "ns")),
+        "decimals": (settings.handling.decimals, ("precise", "string", "double")),
+        "binary": (settings.handling.binary, ("base64", "base64-url-safe", "hex")),
+        "timestamp_unit": (settings.handling.timestamp_unit, ("ms", "us", "ns")),
     }
     faults = [
         f"{name} is {given!r}; it can be {', '.join(map(repr, allowed))}"

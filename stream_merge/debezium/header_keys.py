@@ -15,10 +15,9 @@ from dataclasses import replace
 from pyspark.sql import types as T
 
 from stream_merge.debezium.decimals import plain_text
-from stream_merge.debezium.doubts import Handling
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.spelling import let, text
-from stream_merge.debezium.values import decode
+from stream_merge.debezium.values import Handling, decode
 
 PARSE_OPTIONS = {"allowUnquotedControlChars": "true"}
 """Spark's options for the JSON in headers."""
@@ -72,4 +71,4 @@ def _is_decimal(field: Field, handling: Handling) -> bool:
     """Return whether the record's key has the value in base64."""
     if field.kind is not None:
         return field.kind == "Decimal"
-    return isinstance(field.data_type, T.DecimalType) and handling.decimal_mode == "precise"
+    return isinstance(field.data_type, T.DecimalType) and handling.decimals == "precise"

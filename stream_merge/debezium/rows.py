@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.debezium.doubts import find_doubt
 from stream_merge.debezium.envelope import image_fields, sequence_sql
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.header_keys import decode_key, unmarked
@@ -223,16 +222,8 @@ def _error_sql(settings: Settings) -> str:
         is_misfit = f"{raw} IS NOT NULL AND {value} IS NULL AND {condition}"
         reason = text(f"{name} is not a valid {types[position]}: ")
         sent = unmarked(raw) if raw.startswith(("old", "new")) else raw
-        parts.append(
-            f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80){_doubt(raw, position, settings)}) END"
-        )
+        parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80)) END")
     return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"
-
-
-def _doubt(raw: str, position: int, settings: Settings) -> str:
-    """Return SQL for the rest of a reason if a value is in doubt; nothing if that cannot be."""
-    doubt = find_doubt(raw, settings.fields[settings.names[position]], settings.handling)
-    return "" if doubt is None else f", IF({doubt.condition}, {text(f' ({doubt.remedy})')}, '')"
 
 
 def _keyless_update(keys: Sequence[str]) -> str:

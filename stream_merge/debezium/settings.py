@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from stream_merge.debezium.doubts import Handling
 from stream_merge.debezium.fields import Field
+from stream_merge.debezium.values import Handling
 from stream_merge.errors import ConfigError
 from stream_merge.sql import quote
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pyspark.sql import types as T
 
 from stream_merge.debezium import times
 from stream_merge.debezium.decimals import decimal, decimal_text
-from stream_merge.debezium.doubts import Handling, find_doubt
 from stream_merge.debezium.fields import BYTES, Field
 from stream_merge.debezium.spelling import lambda_name, let, text
 from stream_merge.sql import quote
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """The connector's settings that a message without a schema does not tell.
+
+    Attributes:
+        decimals: `decimal.handling.mode`: "precise", "string" or "double".
+        binary: `binary.handling.mode`: "base64" (also for "bytes", which is base64 in JSON), "base64-url-safe" or
+            "hex".
+        timestamp_unit: Unit of integers that are timestamps: "ms", "us" or "ns".
+    """
+
+    decimals: str = "precise"
+    binary: str = "base64"
+    timestamp_unit: str = "us"
+
+
 def decode(raw: str, field: Field, handling: Handling) -> str:
     """Return SQL for a value in the field's type; NULL if the text is NULL or does not fit the type.
-
-    It is NULL, too, if the text has several meanings and nobody says which one is meant; see `find_doubt`.
 
     Args:
         raw: SQL for the text of a string, or for the JSON of any other value. It is repeated, so it should be a name.
@@ -29,9 +42,7 @@ def decode(raw: str, field: Field, handling: Handling) -> str:
     decoder = _DECODERS.get(type(data_type))
     if decoder is None:
         return f"try_cast({raw} AS {data_type.simpleString()})"
-    decoded = decoder(raw, field, handling)
-    doubt = find_doubt(raw, field, handling)
-    return decoded if doubt is None else f"CASE WHEN NOT ({doubt.condition}) THEN {decoded} END"
+    return decoder(raw, field, handling)
 
 
 def is_text(field: Field, handling: Handling) -> bool:
@@ -42,7 +53,7 @@ def is_text(field: Field, handling: Handling) -> bool:
 def _integer(raw: str, field: Field, handling: Handling) -> str:
     sql_type = field.data_type.simpleString()
     if field.kind in ("Decimal", "VariableScaleDecimal"):
-        return f"try_cast({decimal_text(raw, field, decimals=handling.decimal_mode)} AS {sql_type})"
+        return f"try_cast({decimal_text(raw, field, decimals=handling.decimals)} AS {sql_type})"
     if field.kind == "Bits":
         return f"try_cast(conv({_bits_hex(raw)}, 16, 10) AS {sql_type})"
     return f"try_cast({raw} AS {sql_type})"
@@ -56,7 +67,7 @@ def _floating(raw: str, field: Field, handling: Handling) -> str:
             f"ELSE {number} END"
         )
     if field.kind in ("Decimal", "VariableScaleDecimal"):
-        number = decimal_text(raw, field, decimals=handling.decimal_mode)
+        number = decimal_text(raw, field, decimals=handling.decimals)
     return f"try_cast({number} AS {field.data_type.simpleString()})"
 
 
@@ -64,7 +75,7 @@ def _decimal(raw: str, field: Field, handling: Handling) -> str:
     data_type = field.data_type
     if not isinstance(data_type, T.DecimalType):
         raise TypeError(data_type)
-    return decimal(raw, field, data_type, decimals=handling.decimal_mode)
+    return decimal(raw, field, data_type, decimals=handling.decimals)
 
 
 def _boolean(raw: str, field: Field, handling: Handling) -> str:  # noqa: ARG001 - as all decoders
@@ -78,7 +89,7 @@ def _binary(raw: str, field: Field, handling: Handling) -> str:
     mode = "base64" if field.kind in (BYTES, "Bits") else handling.binary
     if mode == "hex":
         return f"try_to_binary({raw}, 'hex')"
-    if mode in (None, "base64-url-safe"):
+    if mode == "base64-url-safe":
         return f"try_to_binary(translate({raw}, '-_', '+/'), 'base64')"
     return f"try_to_binary({raw}, 'base64')"
 
@@ -86,7 +97,7 @@ def _binary(raw: str, field: Field, handling: Handling) -> str:
 def _string(raw: str, field: Field, handling: Handling) -> str:
     match field.kind:
         case "Decimal" | "VariableScaleDecimal":
-            return decimal_text(raw, field, decimals=handling.decimal_mode)
+            return decimal_text(raw, field, decimals=handling.decimals)
         case "Bits":
             return _bits_text(raw, field.length)
         case "Enum":
@@ -111,13 +122,13 @@ def _date(raw: str, field: Field, handling: Handling) -> str:  # noqa: ARG001
 def _timestamp(raw: str, field: Field, handling: Handling) -> str:
     if field.kind == "Date":
         return f"timestamp_micros({times.micros_of_date(raw)})"
-    return times.timestamp(raw, times.UNITS.get(field.kind or ""), default_unit=handling.timestamp_unit or "us")
+    return times.timestamp(raw, times.UNITS.get(field.kind or ""), default_unit=handling.timestamp_unit)
 
 
 def _timestamp_ntz(raw: str, field: Field, handling: Handling) -> str:
     if field.kind == "Date":
         return times.ntz_of_micros(times.micros_of_date(raw))
-    return times.timestamp_ntz(raw, times.UNITS.get(field.kind or ""), default_unit=handling.timestamp_unit or "us")
+    return times.timestamp_ntz(raw, times.UNITS.get(field.kind or ""), default_unit=handling.timestamp_unit)
 
 
 def _variant(raw: str, field: Field, handling: Handling) -> str:  # noqa: ARG001

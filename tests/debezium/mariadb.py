@@ -157,7 +157,6 @@ def read_records(spark: SparkSession, directory: Path, table: str) -> DataFrame:
 
 def decode(spark: SparkSession, table: str, directory: Path = PLAIN, **options: Any) -> DataFrame:
     """Return the changes of one table; a column that was renamed has what was sent under either name."""
-    options = {"decimals": "precise", "binary": "base64", **options}
     changes = debezium.changes(read_records(spark, directory, table), COLUMNS[table], KEYS[table], **options)
     return with_new_name(changes) if table == "altered" else changes
 

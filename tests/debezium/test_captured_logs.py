@@ -27,7 +27,7 @@ def columns_of(table):
 
 def decode(spark, directory, table, **options):
     records = read_records(spark, directory, table)
-    return debezium.changes(records, columns_of(table), KEYS[table], timestamp_unit="us", **options)
+    return debezium.changes(records, columns_of(table), KEYS[table], **options)
 
 
 @pytest.mark.core

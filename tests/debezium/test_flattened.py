@@ -62,9 +62,7 @@ def test_a_flattened_log_with_changed_keys_and_unsent_values_makes_the_database_
     directory, table = CAPTURES / "small-flat", "products"
     path = create_table(COLUMNS[table], deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys=KEYS[table], **debezium.MERGE_OPTIONS)
-    changes = debezium.changes(
-        read_records(spark, directory, table), COLUMNS[table], KEYS[table], timestamp_unit="us"
-    ).persist()
+    changes = debezium.changes(read_records(spark, directory, table), COLUMNS[table], KEYS[table]).persist()
     facts = changes.selectExpr(
         "count_if(_change.old_key IS NOT NULL) AS moved",
         "count_if(size(_change.unavailable) > 0) AS unsent",

@@ -122,7 +122,7 @@ def test_the_topics_of_a_stream_make_the_database_s_own_tables(spark, create_tab
 
     def decode_topic(topic, records):
         table = topic.rpartition(".")[2]
-        return debezium.changes(records, columns_of(table), KEYS[table], timestamp_unit="us")
+        return debezium.changes(records, columns_of(table), KEYS[table])
 
     events = spark.readStream.schema(EVENT_SCHEMA).json(str(tmp_path / "events"))
     router = merge_router(sink_of, prepare=decode_topic, unknown="ignore")  # the capture has other tables, too

@@ -14,11 +14,7 @@ from tests.debezium.captures import CAPTURES, EVENT_SCHEMA, as_records, fold
 from tests.debezium.postgres_values import field_of, rows_of_database, rows_of_spark, with_times_as_text
 from tests.debezium.test_merged_logs import batches_of
 
-OPTIONS = {
-    "odd": {"decimals": "precise", "binary": "base64", "timestamp_unit": "us"},
-    "odd-schema": {},
-    "odd-text": {"decimals": "string", "binary": "hex"},
-}
+OPTIONS = {"odd": {}, "odd-schema": {}, "odd-text": {"decimals": "string", "binary": "hex"}}
 
 
 def tables_of(capture):

@@ -148,7 +148,7 @@ def _decode(plan: Plan) -> Iterator[str]:
         yield from comment(
             "Messages without a schema part do not tell decimal.handling.mode, binary.handling.mode and the unit of "
             "times. The columns of such tables are taken as they were sent, which needs none of these; for columns of "
-            "other types, say what the connector is set to. What could be read in two ways is an error until you do."
+            "other types, say what the connector is set to."
         )
         yield from ('#decimals = "precise"', '#binary = "base64"', '#timestamp_unit = "us"')
     if plan.family is Family.FLATTENED:

@@ -120,15 +120,13 @@ class DecodeSettings(Section):
     """Debezium's `unavailable.value.placeholder`."""
     layout: Literal["envelope", "flattened"] | None = None
     """Whether Debezium's messages are envelopes or flattened; detected record by record by default."""
-    decimals: Literal["precise", "string", "double"] | None = None
-    """Debezium's `decimal.handling.mode`, for messages without a schema part; by default "precise", and a value that is
-    a number in another mode, too, is an error."""
-    binary: Literal["base64", "base64-url-safe", "hex"] | None = None
+    decimals: Literal["precise", "string", "double"] = "precise"
+    """Debezium's `decimal.handling.mode`, for messages without a schema part."""
+    binary: Literal["base64", "base64-url-safe", "hex"] = "base64"
     """Debezium's `binary.handling.mode`, if the messages do not say that a column has bytes; "base64" also stands for
-    "bytes". By default base64, and a value that could be hexadecimal is an error."""
-    timestamp_unit: Literal["ms", "us", "ns"] | None = None
-    """Unit of timestamps that are integers, for messages without a schema part; by default microseconds, and a value
-    that could be of another unit is an error."""
+    "bytes"."""
+    timestamp_unit: Literal["ms", "us", "ns"] = "us"
+    """Unit of timestamps that are integers, for messages without a schema part."""
     keep_tombstones: bool = False
     """Whether records without a value are deletes. They are if ExtractNewRecordState flattens the events with its
     default `delete.tombstone.handling.mode=tombstone`. With envelopes, or with `rewrite`, they only repeat deletes."""
