@@ -272,7 +272,7 @@ def diff(
         typer.Option(
             "--password-env",
             metavar="NAME",
-            help="Variable of the environment with the password: STREAM_MERGE_DATABASE_PASSWORD.",
+            help="Variable of the environment with the password; STREAM_MERGE_DATABASE_PASSWORD by default.",
         ),
     ] = None,
     wait: Annotated[

@@ -103,7 +103,9 @@ def _settled(
     asked = first.where(f"{_EQUAL} IS NULL").select(KEY)
     few = [list(row[KEY]) for row in asked.collect()] if found.num_keys <= MAX_KEYS else None
     while left > 0 and found.num_keys:
-        pause = left if few is None else min(SECONDS_BETWEEN, left)
+        # What takes a read of the whole table is done once.
+        is_cheap = few is not None and sides.can_read_by(few)
+        pause = min(SECONDS_BETWEEN, left) if is_cheap else left
         wait(pause)
         left -= pause
         if few is not None:

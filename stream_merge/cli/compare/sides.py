@@ -104,6 +104,10 @@ class Sides:
         texts = [comparable(f"t{number}", column.kind, column.data_type) for number, column in enumerate(compared)]
         return self._in_buckets(rows.withColumn(VALUES, F.array(*texts)), buckets)
 
+    def can_read_by(self, keys: Sequence[Sequence[str]]) -> bool:
+        """Return whether the rows of some keys can be read without those of others."""
+        return self._conditions_on(keys) is not None
+
     def _in_buckets(self, rows: DataFrame, buckets: Collection[int] | None) -> DataFrame:
         key_type = self.columns.keys[0].data_type.simpleString()
         number = self.ranges.number_of("t0", key_type)
