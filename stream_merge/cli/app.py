@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from stream_merge import __version__
-from stream_merge.cli.errors import ExitCode, PipelineError, missing_package
-from stream_merge.cli.file.secrets import Secrets
+from stream_merge.cli.command_run import CommandRun
+from stream_merge.cli.errors import ExitCode
 from stream_merge.cli.init_arguments import DEFAULT_LAKE, InitArguments, InitSource
 from stream_merge.cli.show.logs import LogLevel, configure_logging
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from rich.console import Console
 
-    from stream_merge.cli.discover.connection import Connection
-    from stream_merge.cli.errors import StopNow
-    from stream_merge.cli.file.load import LoadedPipeline
-    from stream_merge.cli.file.pipeline import Pipeline, Source, SparkSettings
 
 DEFAULT_FILE = Path("pipeline.toml")
 
@@ -93,7 +83,7 @@ def run(
     broker, topic, table), 4 --once is done but tables are at rest, 130 and 143 a signal interrupted a micro-batch, or
     came while Spark started.
     """
-    with _Command(log_level) as command:
+    with CommandRun(log_level) as command:
         loaded = command.load(file)
         console = _terminal() if live and sys.stdout.isatty() else None
         configure_logging(log_level, loaded.secrets, console)
@@ -140,7 +130,7 @@ def init(
     """Write a pipeline file: a commented example, or one for the topics that a broker has."""
     from stream_merge.cli.file.example import check_new, write_example, write_new
 
-    with _Command(log_level) as command:
+    with CommandRun(log_level) as command:
         given = InitArguments(bootstrap_servers, topics, tuple(option or ()), registry, lake)
         given.check(source)
         if source is None:
@@ -167,7 +157,7 @@ def validate(
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Check a pipeline file against its source and its tables, and report every fault with its line."""
-    with _Command(log_level) as command:
+    with CommandRun(log_level) as command:
         loaded = command.load(file)
         from stream_merge.cli.checks.validate import validate as find_faults
 
@@ -212,7 +202,7 @@ def status(
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Show the state of a stream from its tables' commits: batches, rates, rows, conflicts, deletes, files."""
-    with _Command(log_level) as command:
+    with CommandRun(log_level) as command:
         loaded = command.load(pipeline) if pipeline is not None else None
         from stream_merge.cli.show.status_command import Request, show_status
 
@@ -235,7 +225,7 @@ def explain(
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Print the plan of the merge into each table and the reason for it; writes nothing."""
-    with _Command(log_level) as command:
+    with CommandRun(log_level) as command:
         loaded = command.load(file)
         from stream_merge.cli.checks.explain import explain as explain_tables
         from stream_merge.cli.query.sources import check_brokers
@@ -293,7 +283,7 @@ def diff(
     Exit codes: 0 equal, 5 rows differ, 1 failed, 2 the arguments or the file are wrong, 3 a table or the database
     cannot be read.
     """
-    with _Command(log_level) as command:
+    with CommandRun(log_level) as command:
         loaded = command.load(pipeline) if pipeline is not None else None
         from stream_merge.cli.compare.database import Access
         from stream_merge.cli.compare.diff_command import Request, password_of
@@ -339,7 +329,7 @@ def replay(
 
     Correct the cause first: records that still cannot be merged are set aside again. The pipeline may be running.
     """
-    with _Command(log_level) as command:
+    with CommandRun(log_level) as command:
         loaded = command.load(file)
         from stream_merge.cli.query.sources import check_brokers
         from stream_merge.cli.run.replay import Request
@@ -352,164 +342,7 @@ def replay(
             typer.echo(loaded.secrets.mask(str(replayed)))
 
 
-@dataclass(slots=True)
-class _Command:
-    """One run of a command: reports its errors, masks secrets, and stops the Spark session that it started.
-
-    Attributes:
-        log_level: The lowest level to log.
-        secrets: The values to mask, once a pipeline file has been read.
-        spark: The session, once it runs.
-    """
-
-    log_level: LogLevel = LogLevel.WARNING
-    secrets: Secrets | None = None
-    spark: SparkSession | None = None
-
-    def __enter__(self) -> _Command:
-        from stream_merge.cli.run.stopping import end_on_sigterm
-
-        end_on_sigterm()
-        return self
-
-    def load(self, file: Path) -> LoadedPipeline:
-        """Read a pipeline file, and mask its secrets from now on."""
-        from stream_merge.cli.file.load import load_pipeline
-
-        loaded = load_pipeline(file)
-        self.secrets = loaded.secrets
-        configure_logging(self.log_level, loaded.secrets)
-        return loaded
-
-    def mask_also(self, secret: str | None) -> None:
-        """Mask a value that is not in a pipeline file."""
-        self.secrets = self.secrets or Secrets()
-        if secret is not None:
-            self.secrets.add(secret)
-
-    def connect(self, given: InitArguments) -> Connection:
-        """Read how a broker is reached, check that one answers, and mask the secrets from now on."""
-        from stream_merge.cli.discover.connection import read_connection
-        from stream_merge.cli.query.sources import check_brokers, kafka_options
-
-        connection = read_connection(
-            bootstrap_servers=given.bootstrap_servers or "",
-            options=given.options,
-            registry=given.registry,
-            lake=given.lake,
-            environ=os.environ,
-        )
-        self.secrets = connection.secrets
-        kafka_options(connection.source)
-        check_brokers(connection.source, given_as="--bootstrap-servers")
-        return connection
-
-    def start_session(self, pipeline: Pipeline | None, *, packages: Sequence[str] = ()) -> SparkSession:
-        """Start Spark for a short command, with further packages unless the file has others of their artifacts."""
-        from stream_merge.cli.file.pipeline import SparkSettings
-        from stream_merge.cli.query.packages import merged
-
-        settings = pipeline.spark if pipeline is not None else SparkSettings()
-        if packages:
-            settings = settings.model_copy(update={"packages": merged(packages, settings.packages)})
-        if pipeline is None:
-            return self._start(settings, "status")
-        return self._start(
-            settings, pipeline.pipeline.name, pipeline.source, has_registry=pipeline.registry is not None
-        )
-
-    def start_session_for(self, connection: Connection) -> SparkSession:
-        """Start Spark to read from a broker."""
-        return self._start(connection.spark, "init", connection.source, has_registry=connection.registry is not None)
-
-    def _start(
-        self, settings: SparkSettings, name: str, source: Source | None = None, *, has_registry: bool = False
-    ) -> SparkSession:
-        from stream_merge.cli.run.session import start_spark
-
-        self.secrets = self.secrets or Secrets()
-        configure_logging(self.log_level, self.secrets)
-        with _waiting("Starting Spark"):
-            self.spark = start_spark(
-                settings,
-                self.secrets,
-                name=name,
-                source=source,
-                has_registry=has_registry,
-                defaults={"spark.ui.enabled": "false"},
-            )
-        return self.spark
-
-    def show(self, text: str) -> None:
-        """Write to standard output, with secrets masked."""
-        typer.echo(self.secrets.mask(text) if self.secrets is not None else text)
-
-    def tell(self, text: str) -> None:
-        """Write to standard error, with secrets masked."""
-        typer.echo(self.secrets.mask(text) if self.secrets is not None else text, err=True)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        from stream_merge.cli.errors import StopNow
-        from stream_merge.cli.run.session import stop_session
-
-        if isinstance(error, StopNow):
-            _end_at_once(error)
-        if self.spark is not None:
-            stop_session(self.spark)
-        if isinstance(error, KeyboardInterrupt):
-            raise typer.Exit(ExitCode.INTERRUPTED)
-        if error is not None and isinstance(error, Exception) and not _is_typers_own(error):
-            raise typer.Exit(self._explain(error))
-
-    def _explain(self, error: Exception) -> ExitCode:
-        """Report in a sentence what went wrong, and return the exit code."""
-        from stream_merge.cli.file.faults import PipelineFileError
-
-        is_debug = self.log_level is LogLevel.DEBUG
-        if is_debug:
-            self.tell("".join(traceback.format_exception(error)).rstrip())
-        if isinstance(error, PipelineFileError):
-            self.tell(str(error))
-            return ExitCode.USAGE
-        if isinstance(error, PipelineError):
-            self.tell(str(error))
-            return error.exit_code
-        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("stream_merge"):
-            self.tell(missing_package(error))
-            return ExitCode.CANNOT_START
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        hint = "" if is_debug else "; --log-level debug shows where"
-        self.tell(f"unexpected error: {message}{hint}.")
-        return ExitCode.FAILED
-
-
-def _is_typers_own(error: Exception) -> bool:
-    """Return whether typer raised an exception to end a command or to report wrong arguments."""
-    return any(each.__module__.split(".")[0] in ("typer", "click") for each in type(error).__mro__)
-
-
-def _end_at_once(error: StopNow) -> NoReturn:
-    """End the process without waiting for anything; the JVM ends with it."""
-    sys.stdout.flush()
-    sys.stderr.write(
-        "stopped at once; the next start merges the interrupted micro-batch, or skips it if it was merged\n"
-        if error.may_cut_off
-        else f"stopped by {signal.Signals(error.signal_number).name}; no micro-batch was running\n"
-    )
-    sys.stderr.flush()
-    os._exit(128 + error.signal_number)
-
-
 def _terminal() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
-
-
-@contextmanager
-def _waiting(text: str) -> Iterator[None]:
-    """Show on a terminal that something takes a while."""
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield
