@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stream_merge import steps
-from stream_merge.tombstones import files
-from tests.crash.matrix.__main__ import OF_STATE, STEPS, cases
+from tests.crash.matrix.__main__ import OF_MAINTENANCE, OF_STATE, STEPS, cases
 from tests.crash.matrix.page import BEGIN, END, FAULTS, PAGE, with_matrix
-from tests.crash.matrix.session import Case, Runner
+from tests.crash.matrix.session import EAGER, Case, Runner
 from tests.crash.matrix.workloads import WORKLOADS, damage, damage_of_quarantine
 from tests.random.faulty import FaultyFileSystem
 
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def test_every_step_is_in_the_matrix():
-    assert {*STEPS} == {*steps.STEPS, *steps.OPTIONAL_STEPS}
+    assert {*STEPS} == {*steps.STEPS, *steps.OPTIONAL_STEPS, *steps.ALTERING_STEPS, *OF_MAINTENANCE}
+    assert {*steps.MAINTENANCE_STEPS} - {*OF_MAINTENANCE} == {"vacuuming"}
     planned = {(case.step, case.fault, case.strategy, case.has_state) for case in cases(FAULTS, 1)}
     assert len(planned) == len(FAULTS) * 2 * (2 * len(STEPS) - len(OF_STATE))
 
@@ -75,7 +75,8 @@ def runner(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         pytest.skip("there is no javac to compile a file system that fails")
     root = tmp_path_factory.mktemp("matrix")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "MAX_FILES", 1)
+        for module, name, value in EAGER:
+            patch.setattr(module, name, value)
         yield Runner(spark, Path(root), FaultyFileSystem(spark, root / "filesystem"))
 
 
@@ -84,6 +85,8 @@ def runner(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     ("step", "fault", "strategy", "has_state"),
     [
         pytest.param("columns_added", "answer lost", "merge_on_read", True, marks=pytest.mark.long),
+        ("altered", "answer lost", "merge_on_read", True),
+        pytest.param("compacted", "answer lost", "merge_on_read", True, marks=pytest.mark.long),
         ("remembering", "answer lost", "copy_on_write", True),
         ("forgetting", "files fail before", "merge_on_read", True),
         pytest.param("truncating", "conflict", "copy_on_write", True, marks=pytest.mark.long),

@@ -24,9 +24,15 @@ from tests.crash.matrix.session import Case
 from tests.jvm.jars import jar_conf
 from tests.streaming.child_session import last_lines, run_child
 
-OF_STATE = steps.OPTIONAL_STEPS[1:]
+_PREPARING, _WITHIN = steps.OPTIONAL_STEPS[1:3], steps.OPTIONAL_STEPS[3:]
+OF_STATE = (*_PREPARING, *steps.ALTERING_STEPS, *_WITHIN)
 """The steps that only a sink with state comes to."""
-STEPS = ("created", *OF_STATE[:2], *steps.STEPS[:3], *OF_STATE[2:], *steps.STEPS[3:])
+OF_MAINTENANCE = steps.MAINTENANCE_STEPS[:3]
+"""The steps of maintenance, without `vacuuming`, which comes once a day."""
+STEPS = (
+    *("created", *_PREPARING, *steps.STEPS[:2], *steps.ALTERING_STEPS, *steps.STEPS[2:3]),
+    *(*_WITHIN, *steps.STEPS[3:], *OF_MAINTENANCE),
+)
 KILLED = -9
 DISK = "24m"
 

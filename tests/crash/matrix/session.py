@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream_merge import steps
+from stream_merge.batch import maintain
+from stream_merge.maintenance import account, policy
 from stream_merge.tombstones import files
 from tests.crash.cluster_session import Cluster
 from tests.crash.matrix.workloads import (
@@ -45,13 +47,22 @@ from tests.streaming.child_session import start_session
 from tests.streaming.streams import recorded_batches
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PREPARING = ("created", "columns_added", "feature_added")
 """The steps of the first batch only."""
 FILE_FAULTS = ("answer lost", "files fail before", "files fail after")
 CALLS = (1, 3, 7, 15)
 """Which call of the file system fails, counted from the step; each round takes the next."""
+EAGER = (
+    # So that files of tombstones are merged in each batch that writes some, and files of rows after each.
+    (files, "MAX_FILES", 1),
+    (account, "SHARE", 1000.0),
+    (policy, "MIN_FILES", 2),
+    (policy, "TIER_FACTOR", 1e9),
+    (maintain, "WAIT_BATCHES", 0),
+)
+"""What to set in the modules of the library."""
 DELAYS_SECONDS = (0.0, 0.03, 0.1, 0.3)
 """How long after the step the process is killed; each round takes the next."""
 
@@ -71,6 +82,25 @@ class Case:
     def faulted(self) -> int:
         """The batch in which the fault comes."""
         return 0 if self.step in PREPARING else FAULTED
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options without which a sink does not come to the step."""
+        if self.step == "created":
+            return {"create_if_missing": True, "table_properties": self.properties}
+        if self.step in steps.ALTERING_STEPS:
+            return {"schema_changes": "evolve"}
+        return {"maintenance": self.step in steps.MAINTENANCE_STEPS}
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of the table."""
+        return {"delta.enableDeletionVectors": str(self.strategy == "merge_on_read").lower()}
+
+    def batch(self, spark: SparkSession, batch_id: int) -> DataFrame:
+        """Return a batch; from the one of the fault on, with wider keys if the step is one of altering the table."""
+        has_wide_keys = self.step in steps.ALTERING_STEPS and batch_id >= self.faulted
+        return frame(spark, WORKLOADS[self.has_state], batch_id, has_wide_keys=has_wide_keys)
 
 
 @dataclass
@@ -95,15 +125,14 @@ class Runner:
             self.num_faults = 1
         else:
             if case.step != "created":
-                vectors = str(case.strategy == "merge_on_read").lower()
-                properties = f"'delta.enableDeletionVectors' = '{vectors}'"
+                properties = ", ".join(f"'{name}' = '{value}'" for name, value in case.properties.items())
                 self.spark.sql(f"CREATE TABLE delta.`{target}` ({TABLE}) USING delta TBLPROPERTIES ({properties})")
-            sink = workload.sink(target, case.strategy, creates=case.step == "created")
+            sink = workload.sink(target, **case.options)
             for batch_id in range(case.faulted):
-                sink(frame(self.spark, workload, batch_id), batch_id)
+                sink(case.batch(self.spark, batch_id), batch_id)
             self.num_faults = 0
             error = ""
-            batch = frame(self.spark, workload, case.faulted)
+            batch = case.batch(self.spark, case.faulted)
             with self._fault(case, path, target):
                 try:
                     sink(batch, case.faulted)
@@ -112,10 +141,10 @@ class Runner:
         landed = self._landed(path, case)
         # Half of the repeated batches come to a sink that knows nothing.
         if resumes or case.number % 2:
-            sink = workload.sink(target, case.strategy, creates=case.step == "created")
+            sink = workload.sink(target, **case.options)
             self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         for batch_id in range(case.faulted, NUM_BATCHES):
-            sink(frame(self.spark, workload, batch_id), batch_id)
+            sink(case.batch(self.spark, batch_id), batch_id)
         found = self._damage(case, target)
         ids = [batch_id for app_id, batch_id in recorded_batches(str(path)) if app_id == APP_ID]
         found += Damage(doubled=len(ids) - len({*ids}), lost=NUM_BATCHES - len({*ids}))
@@ -235,8 +264,8 @@ def main() -> None:
     argument = json.loads(sys.argv[1])
     root = Path(argument["root"])
     spark = start_session(argument["conf"], root / "warehouse")
-    # So that files of tombstones are merged in each batch that writes some.
-    files.MAX_FILES = 1
+    for module, name, value in EAGER:
+        setattr(module, name, value)
     runner = Runner(spark, root)
     if argument["conf"]["spark.master"].startswith("local-cluster"):
         runner.cluster = Cluster(spark)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from stream_merge import MergeSink, merge_sink
 
@@ -52,9 +53,9 @@ class Counting:
     rejected: frozenset[tuple[int, int]] = frozenset()
 
     @staticmethod
-    def sink(target: str, strategy: str, *, creates: bool) -> MergeSink:
+    def sink(target: str, **options: Any) -> MergeSink:
         """Return the sink."""
-        sink = merge_sink(target, on="target.id = source.id", app_id=APP_ID, **_creating(strategy, creates=creates))
+        sink = merge_sink(target, on="target.id = source.id", app_id=APP_ID, **options)
         sink = sink.when_matched_delete(condition="source.n < 0")
         return sink.when_matched_update(set={"n": "target.n + source.n"}).when_not_matched_insert()
 
@@ -117,7 +118,7 @@ class Ordered:
         )
 
     @staticmethod
-    def sink(target: str, strategy: str, *, creates: bool) -> MergeSink:
+    def sink(target: str, **options: Any) -> MergeSink:
         """Return the sink."""
         return merge_sink(
             target,
@@ -132,7 +133,7 @@ class Ordered:
             except_columns=["s", "op", "unset", "old", "new"],
             quarantine=f"{target}_rejected",
             expect={"n is positive": "n IS NULL OR n >= 0"},
-            **_creating(strategy, creates=creates),
+            **options,
         )
 
     @staticmethod
@@ -142,21 +143,24 @@ class Ordered:
         return {**rows, 2: (1002, 2002), 14: (1014, 204), 5: (1005, 205), 6: (1006, 2006), 20: (1020, 2020)}
 
 
-def _creating(strategy: str, *, creates: bool) -> dict[str, Any]:
-    vectors = str(strategy == "merge_on_read").lower()
-    return {"create_if_missing": True, "table_properties": {"delta.enableDeletionVectors": vectors}} if creates else {}
-
-
 WORKLOADS = {False: Counting(), True: Ordered()}
 """By whether the sink has state."""
 
 
-def frame(spark: SparkSession, workload: Counting | Ordered, batch_id: int) -> DataFrame:
-    """Return a batch in three partitions."""
+def frame(
+    spark: SparkSession, workload: Counting | Ordered, batch_id: int, *, has_wide_keys: bool = False
+) -> DataFrame:
+    """Return a batch in three partitions, with keys that are BIGINT in place of INT if so asked."""
     # By Arrow, since rows would take processes of Python.
     columns = zip(*workload.batches[batch_id], strict=True)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, workload.schema, strict=True)]
-    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=workload.schema)).repartition(3)
+    rows = spark.createDataFrame(pa.Table.from_arrays(arrays, schema=workload.schema)).repartition(3)
+    if not has_wide_keys:
+        return rows
+    return rows.withColumns(
+        {"id": F.col("id").cast("bigint")}
+        | {name: F.col(name).cast("struct<id: bigint>") for name in ("old", "new") if name in rows.columns}
+    )
 
 
 def damage(found: Iterable[tuple[int, int | None, int | None]], expected: Rows) -> Damage:
