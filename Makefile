@@ -5,8 +5,6 @@ CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 # What JVMs start with; to make it takes as long as it saves in some ten starts, so that the oldest pair's few go without.
 CLASSES ?= $(VENV)/classes.jsa
-# HotSpot's second compiler took a third of the processor time of tests, and made them no faster in return.
-COMPILER := -XX:TieredStopAtLevel=1
 IS_NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
@@ -24,14 +22,14 @@ demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and 
 	$(VENV)/bin/python -m demo $(ARGS)
 
 test: $(VENV)/.installed-test $(CLASSES) ## Run all tests on the newest supported Spark and Delta
-	$(if $(CLASSES),STREAM_MERGE_TEST_CLASSES='$(CURDIR)/$(CLASSES)') \
-	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS $(COMPILER)$(if $(CLASSES), '-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)' -Xlog:cds*=off)" \
+	$(if $(CLASSES),STREAM_MERGE_TEST_CLASSES='$(CURDIR)/$(CLASSES)' \
+	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)' -Xlog:cds*=off") \
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 quick: export STREAM_MERGE_TEST_KEPT_JVM := $(CURDIR)/$(VENV)/kept-jvm
 quick: export STREAM_MERGE_TEST_CLASSES := $(CURDIR)/$(VENV)/classes.jsa
 quick: $(VENV)/classes.jsa ## Run some tests in a JVM that is kept for the next ones: make quick ARGS=tests/spark/test_unchanged.py
-	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS $(COMPILER) '-XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa' -Xlog:cds*=off" \
+	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(VENV)/classes.jsa' -Xlog:cds*=off" \
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 quick-stop: export STREAM_MERGE_TEST_KEPT_JVM := $(CURDIR)/$(VENV)/kept-jvm
