@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from stream_merge.sql import quote
 
 EXACT_TIMES = {
-    # XXX is the offset of the zone.
+    # It ends with the offset of the zone.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }

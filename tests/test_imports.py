@@ -33,9 +33,9 @@ LAYERS = (
     ("cli.file",),
     ("cli.query",),
     ("cli.checks",),
-    ("cli.discover",),
     ("cli.run",),
     ("cli.show",),
+    ("cli.discover",),
     ("cli.compare",),
     ("cli",),
 )

@@ -89,10 +89,15 @@ _CLASSES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 def seq(jvm: Any, items: Iterable[Any] = ()) -> Any:
     """Return a Scala Seq of the items."""
-    java_list = java_class(jvm, "java.util.ArrayList")()
+    return java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(java_list(jvm, items))
+
+
+def java_list(jvm: Any, items: Iterable[Any] = ()) -> Any:
+    """Return a Java List of the items."""
+    found = java_class(jvm, "java.util.ArrayList")()
     for item in items:
-        java_list.add(item)
-    return java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(java_list)
+        found.add(item)
+    return found
 
 
 def scala_map(jvm: Any, values: Mapping[str, Any]) -> Any:
@@ -171,7 +176,7 @@ def _all_bytes(written: Any) -> bytes:
 def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:
     """Return a Java list of Delta's AddFile or RemoveFile actions, in a constant number of calls."""
     if not values:
-        return java_class(jvm, "java.util.ArrayList")()
+        return java_list(jvm)
     json_mapper = mapper(jvm)
     action = load_class(jvm, f"org.apache.spark.sql.delta.actions.{kind}")
     list_type = json_mapper.getTypeFactory().constructCollectionType(load_class(jvm, "java.util.ArrayList"), action)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from stream_merge.bridge.jvm import JVM_ERRORS, java_class, throwables
+from stream_merge.bridge.jvm import JVM_ERRORS, java_class, java_list, throwables
 
 logger: logging.Logger = logging.getLogger("stream_merge.kafka")
 
@@ -43,10 +43,7 @@ class TopicIds:
         try:
             if self._admin is None:
                 self._admin = _admin_client(self._jvm, self._options)
-            names = java_class(self._jvm, "java.util.ArrayList")()
-            for topic in topics:
-                names.add(topic)
-            answers = self._admin.describeTopics(names).topicNameValues()
+            answers = self._admin.describeTopics(java_list(self._jvm, topics)).topicNameValues()
             found = {topic: self._id_in(answers.get(topic)) for topic in topics}
         except Exception as error:
             logger.debug("the ids of topics cannot be read", exc_info=error)
@@ -93,10 +90,7 @@ class Topics:
         Raises:
             Py4JJavaError: Kafka does not answer, a topic is gone, or the login may not read it.
         """
-        names = java_class(self._jvm, "java.util.ArrayList")()
-        for topic in topics:
-            names.add(topic)
-        described = self._wait(self._admin.describeTopics(names).allTopicNames())
+        described = self._wait(self._admin.describeTopics(java_list(self._jvm, topics)).allTopicNames())
         partition_class = java_class(self._jvm, "org.apache.kafka.common.TopicPartition")
         partitions = [
             partition_class(topic, int(info.partition()))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -232,7 +231,7 @@ def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = Fa
     if in_one_task:
         sessions = _one_task_caching_sessions
     execution: Any = moved(frame, sessions.session_for(spark))._jdf.queryExecution()
-    level = spark.sparkContext._getJavaStorageLevel(StorageLevel.MEMORY_AND_DISK)
+    level = java_class(spark._jvm, "org.apache.spark.storage.StorageLevel").MEMORY_AND_DISK_SER()
     relation = scala_object(spark._jvm, "org.apache.spark.sql.execution.columnar.InMemoryRelation")
     kept = relation.apply(level, execution, option(spark._jvm, None))
     try:

@@ -18,6 +18,7 @@ from stream_merge.bridge.jvm import (
     actions,
     items,
     java_class,
+    java_list,
     option,
     optional,
     scala_object,
@@ -379,7 +380,7 @@ def analyse(
         for name, value in settings.items():
             spark.conf.set(name, value)
     session = spark._jsparkSession
-    empty = session.createDataFrame(java_class(jvm, "java.util.ArrayList")(), batch._jdf.schema())
+    empty = session.createDataFrame(java_list(jvm), batch._jdf.schema())
     try:
         parsed = session.sessionState().sqlParser().parsePlan(statement)
         source = empty.alias(source_alias).queryExecution().analyzed()

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -34,12 +34,12 @@ class CommandRun:
 
     Attributes:
         log_level: The lowest level to log.
-        secrets: The values to mask, once a pipeline file has been read.
+        secrets: The values to mask.
         spark: The session, once it runs.
     """
 
     log_level: LogLevel = LogLevel.WARNING
-    secrets: Secrets | None = None
+    secrets: Secrets = field(default_factory=Secrets)
     spark: SparkSession | None = None
 
     def __enter__(self) -> CommandRun:
@@ -59,7 +59,6 @@ class CommandRun:
 
     def mask_also(self, secret: str | None) -> None:
         """Mask a value that is not in a pipeline file."""
-        self.secrets = self.secrets or Secrets()
         if secret is not None:
             self.secrets.add(secret)
 
@@ -103,7 +102,6 @@ class CommandRun:
     ) -> SparkSession:
         from stream_merge.cli.run.session import start_spark
 
-        self.secrets = self.secrets or Secrets()
         configure_logging(self.log_level, self.secrets)
         with _waiting("Starting Spark"):
             self.spark = start_spark(
@@ -118,11 +116,11 @@ class CommandRun:
 
     def show(self, text: str) -> None:
         """Write to standard output, with secrets masked."""
-        typer.echo(self.secrets.mask(text) if self.secrets is not None else text)
+        typer.echo(self.secrets.mask(text))
 
     def tell(self, text: str) -> None:
         """Write to standard error, with secrets masked."""
-        typer.echo(self.secrets.mask(text) if self.secrets is not None else text, err=True)
+        typer.echo(self.secrets.mask(text), err=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         from stream_merge.cli.errors import StopNow

@@ -67,6 +67,8 @@ def test_values_of_options_whose_name_says_so_are_masked():
     options = {
         "kafka.ssl.keystore.password": "hunter22",
         "kafka.sasl.jaas.config": JAAS,
+        "kafka.ssl.keystore.key": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\n",
+        "kafka.ssl.truststore.location": "/etc/kafka/key.jks",
         "fs.s3a.secret.key": "AKIA/wJalr+",
         "fs.s3a.aws.credentials.provider": "org.Provider",
         "token.enabled": "true",
@@ -76,6 +78,7 @@ def test_values_of_options_whose_name_says_so_are_masked():
     _, _, secrets = filled({"source": {"options": options}})
     assert secrets.mask(f"login with {JAAS}") == "login with ***"
     assert secrets.mask("hunter22 p4ss'word AKIA/wJalr+ org.Provider") == "*** *** *** ***"
+    assert secrets.mask("key MIIEvQIBADANBg of /etc/kafka/key.jks") == "key *** of /etc/kafka/key.jks"
     assert secrets.mask("true 9092 SASL_SSL username shop") == "true 9092 SASL_SSL username shop"
 
 

@@ -8,6 +8,8 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, RouterError, debezium, merge_router, merge_sink
+from stream_merge.cli.discover.findings import key_row
+from stream_merge.cli.discover.messages import SampledRecord, message_of
 from stream_merge.debezium.keys import ToldKeys, told_keys, with_key_parts
 from stream_merge.errors import ConfigurationChangedError
 from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record, with_schema
@@ -103,6 +105,7 @@ def test_what_is_read_of_a_record(spark):
         (record(7, ROW), (None, True, None)),
         (record(b"{", ROW), (None, True, None)),
         (record({}, ROW), ([], True, None)),
+        (record({"schema": {"a": 1}, "b": 2}, ROW), ("schema", False, None)),
         (record(None, None), (None, False, None)),
         (record(b"null", ROW), (None, False, "row")),
         (record(b'{"schema":null,"payload":null}', with_schema([], ROW)), (None, False, "row")),
@@ -115,6 +118,13 @@ def test_what_is_read_of_a_record(spark):
     rows = with_key_parts(frame).collect()
     shown = [("schema" if row["key_schema"] else row["key_names"], row["is_odd_key"], row["row_kind"]) for row in rows]
     assert shown == [expected for _, expected in cases]
+    # `init --from kafka` tells the same of a record without Spark.
+    sampled = [SampledRecord(topic=topic, key=key, value=value) for (key, value, topic, *_), _ in cases]
+    parts = [key_row(each, message_of(each)) for each in sampled]
+    assert [
+        ("schema" if part["key_schema"] else [*(part["key_names"] or ())] or None, part["is_odd_key"], part["row_kind"])
+        for part in parts
+    ] == [(names or None, *others) for names, *others in shown]
     assert debezium.learn_keys(frame.where("key IS NULL OR CAST(key AS STRING) = 'null'")) == ()
 
 

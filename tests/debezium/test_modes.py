@@ -36,6 +36,7 @@ def test_decimals_with_digits_after_the_point_in_a_wrong_mode_are_errors(spark, 
     [
         ({"decimals": "string"}, {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}, "1234", None),
         ({"binary": "hex"}, {"type": "bytes"}, "abcd", bytes.fromhex("69b71d")),
+        ({"binary": "hex"}, {"type": "bytes", "name": "io.debezium.data.Bits"}, "Bw==", "00000111"),
         ({"timestamp_unit": "ns"}, {"type": "int64", "name": "io.debezium.time.Timestamp"}, 1000, None),
     ],
 )

@@ -121,11 +121,6 @@ BATCHES: list[list[Change]] = [
 ]
 
 
-def last_error(caplog: pytest.LogCaptureFixture) -> str:
-    """Return the exception that was logged last; the text of the log depends on what formats it."""
-    return [str(record.exc_info[1]) for record in caplog.records if record.exc_info][-1]
-
-
 @pytest.mark.core
 def test_a_broken_table_rests_while_the_others_go_on_and_catches_up_after_a_restart(
     shop: Shop, changes: ChangeFiles, checkpoint: Path, caplog
@@ -336,7 +331,7 @@ def test_what_was_parked_is_not_taken_for_merged_when_the_query_went_on_without_
     router(batch_of(("items", 1, 1000)), 2)
     assert rows(shop.spark, shop.tables["items"]) == [(1, 100)]
     assert shop.parked() == [("items", 0, 1, 5), ("items", 2, 1, 1000)]
-    assert "batch 0 of application 'shop' is parked and was not merged, but the table has batch 1" in last_error(caplog)
+    assert "batch 0 of application 'shop' is parked and was not merged, but the table has batch 1" in caplog.text
     # Given up: the records are deleted, here only the old ones.
     shop.spark.sql(f"DELETE FROM delta.`{shop.parking}` WHERE batch_id = 0")
     shop.router()(batch_of(("orders", 1, 1)), 3)
@@ -404,7 +399,7 @@ def test_sources_of_one_table_and_one_that_is_not_taken_any_more(shop: Shop, bat
     shop.mend()
     make_router("items")(batch_of(("items", 1, 100)), 1)
     assert rows(shop.spark, path) == []
-    assert "records of more are parked for it, which its sink does not take any more" in last_error(caplog)
+    assert "records of more are parked for it, which its sink does not take any more" in caplog.text
     caplog.clear()
     make_router("else")(batch_of(("orders", 1, 1)), 2)
     assert f"no sink merges items, more into {path} any more, so what is parked stays in {shop.parking}" in caplog.text

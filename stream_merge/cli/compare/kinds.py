@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 from stream_merge.bridge.jdbc import JdbcColumn
 
@@ -64,15 +64,51 @@ class SourceColumn:
     key_kind: KeyKind | None
 
 
-_CHAR_TYPES = (1, 12, -1, -15, -9, -16)
-_INTEGER_TYPES = (-6, 5, 4, -5)
-_DECIMAL_TYPES = (2, 3)
-_DATE_TYPE = 91
-_TIME_TYPES = (92, 2013)
-_MOMENT_TYPES = (_DATE_TYPE, 93, 2014)
-_BINARY_TYPES = (-2, -3, -4, 2004)
-_ARRAY_TYPE = 2003
-_PLAIN_TYPES = (*_CHAR_TYPES, *_INTEGER_TYPES, 16, -7, 6, 7, 8, 2005, 2011)
+class _Jdbc(IntEnum):
+    """The types of java.sql.Types that are compared."""
+
+    CHAR = 1
+    NUMERIC = 2
+    DECIMAL = 3
+    INTEGER = 4
+    SMALLINT = 5
+    FLOAT = 6
+    REAL = 7
+    DOUBLE = 8
+    VARCHAR = 12
+    BOOLEAN = 16
+    DATE = 91
+    TIME = 92
+    TIMESTAMP = 93
+    ARRAY = 2003
+    BLOB = 2004
+    CLOB = 2005
+    NCLOB = 2011
+    TIME_WITH_TIMEZONE = 2013
+    TIMESTAMP_WITH_TIMEZONE = 2014
+    LONGVARCHAR = -1
+    BINARY = -2
+    VARBINARY = -3
+    LONGVARBINARY = -4
+    BIGINT = -5
+    TINYINT = -6
+    BIT = -7
+    NVARCHAR = -9
+    NCHAR = -15
+    LONGNVARCHAR = -16
+
+
+_CHAR_TYPES = (_Jdbc.CHAR, _Jdbc.VARCHAR, _Jdbc.LONGVARCHAR, _Jdbc.NCHAR, _Jdbc.NVARCHAR, _Jdbc.LONGNVARCHAR)
+_INTEGER_TYPES = (_Jdbc.TINYINT, _Jdbc.SMALLINT, _Jdbc.INTEGER, _Jdbc.BIGINT)
+_DECIMAL_TYPES = (_Jdbc.NUMERIC, _Jdbc.DECIMAL)
+_TIME_TYPES = (_Jdbc.TIME, _Jdbc.TIME_WITH_TIMEZONE)
+_MOMENT_TYPES = (_Jdbc.DATE, _Jdbc.TIMESTAMP, _Jdbc.TIMESTAMP_WITH_TIMEZONE)
+_BINARY_TYPES = (_Jdbc.BINARY, _Jdbc.VARBINARY, _Jdbc.LONGVARBINARY, _Jdbc.BLOB)
+_PLAIN_TYPES = (
+    *_CHAR_TYPES,
+    *_INTEGER_TYPES,
+    *(_Jdbc.BOOLEAN, _Jdbc.BIT, _Jdbc.FLOAT, _Jdbc.REAL, _Jdbc.DOUBLE, _Jdbc.CLOB, _Jdbc.NCLOB),
+)
 
 _POSTGRES_TEXT = ("text", "varchar", "bpchar", "name")
 _POSTGRES_INTEGERS = ("int2", "int4", "int8", "smallserial", "serial", "bigserial", "oid")
@@ -119,7 +155,7 @@ def _kind(column: JdbcColumn) -> Kind | None:
         (_MOMENT_TYPES, Kind.MOMENT),
         (_TIME_TYPES, Kind.TIME),
         (_BINARY_TYPES, Kind.BINARY),
-        ((_ARRAY_TYPE,), Kind.ARRAY),
+        ((_Jdbc.ARRAY,), Kind.ARRAY),
         (_PLAIN_TYPES, Kind.PLAIN),
     ):
         if column.jdbc_type in types:
@@ -130,7 +166,7 @@ def _kind(column: JdbcColumn) -> Kind | None:
 def _key_kind(column: JdbcColumn) -> KeyKind | None:
     if column.jdbc_type in (*_INTEGER_TYPES, *_DECIMAL_TYPES):
         return KeyKind.NUMBER
-    if column.jdbc_type == _DATE_TYPE:
+    if column.jdbc_type == _Jdbc.DATE:
         return KeyKind.DATE
     return KeyKind.TEXT if column.jdbc_type in _CHAR_TYPES else None
 
@@ -160,7 +196,7 @@ def _postgres(column: JdbcColumn, name: str) -> tuple[Kind | None, str]:
         return kind, read(name)
     if type_name in _POSTGRES_PARTS or type_name in _POSTGRES_ARRAYS:
         return None, name
-    if type_name.startswith("_") or column.jdbc_type == _ARRAY_TYPE:
+    if type_name.startswith("_") or column.jdbc_type == _Jdbc.ARRAY:
         # As JSON, numbers would lose digits in Spark's hands, and JSON its own text.
         elements = f"CAST({name} AS text[])" if type_name in _POSTGRES_TEXT_ARRAYS else name
         kind = Kind.NUMBERS if type_name == "_numeric" else Kind.ARRAY

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyspark import StorageLevel
 from pyspark.sql import functions as F
 
+from stream_merge.bridge.materialized import materialized
 from stream_merge.cli.compare.checksums import VALUES
 from stream_merge.cli.compare.sides import KEY, Sides
 
@@ -82,7 +81,7 @@ def lasting_differences(
     if not buckets:
         return Differences(), 0
     frame = _compared(sides.source(buckets), sides.merged(buckets))
-    with _kept(frame) as first:
+    with materialized(frame) as first:
         found = _summed_up(first, sides, num_samples)
         if not found.num_keys or seconds <= 0:
             return found, 0
@@ -111,13 +110,14 @@ def _settled(
         if few is not None:
             asked = sides.spark.createDataFrame([(key,) for key in few], f"{KEY} ARRAY<STRING>")
         # The database's rows are read, and only then the newest version of the Delta table is looked up.
-        with _kept(_only(sides.source(buckets, few), asked)) as source:
-            source.count()
-            with _kept(_compared(source, _only(sides.merged(buckets, few), asked))) as compared:
-                found = _summed_up(compared, sides, num_samples)
-                num_equal += found.num_equal
-                if few is not None:
-                    few = [list(row[KEY]) for row in compared.where(f"{_EQUAL} IS NULL").select(KEY).collect()]
+        with (
+            materialized(_only(sides.source(buckets, few), asked)) as source,
+            materialized(_compared(source, _only(sides.merged(buckets, few), asked))) as compared,
+        ):
+            found = _summed_up(compared, sides, num_samples)
+            num_equal += found.num_equal
+            if few is not None:
+                few = [list(row[KEY]) for row in compared.where(f"{_EQUAL} IS NULL").select(KEY).collect()]
     return replace(found, num_equal=num_equal), num_first - found.num_keys
 
 
@@ -139,15 +139,6 @@ def _compared(source: DataFrame, target: DataFrame) -> DataFrame:
         F.expr(f"CASE WHEN {is_equal} THEN size({_SOURCE}) END").alias(_EQUAL),
         *[F.expr(f"CASE WHEN NOT ({is_equal}) THEN {name} END").alias(name) for name in (KEY, _SOURCE, _TARGET)],
     )
-
-
-@contextmanager
-def _kept(frame: DataFrame) -> Iterator[DataFrame]:
-    frame.persist(StorageLevel.DISK_ONLY)
-    try:
-        yield frame
-    finally:
-        frame.unpersist()
 
 
 def _summed_up(compared: DataFrame, sides: Sides, num_samples: int) -> Differences:

@@ -13,6 +13,7 @@ from stream_merge.cli.discover.findings import examine
 from stream_merge.cli.discover.plan import Plan, make_plan
 from stream_merge.cli.discover.write import written
 from stream_merge.cli.file.load import load_pipeline
+from stream_merge.cli.show.formats import plural
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,9 +54,8 @@ def check_file(text: str, environ: Mapping[str, str]) -> None:
 
 def describe(plan: Plan, connection: Connection, file: Path) -> str:
     """Return what was written, for the user."""
-    sections, num = len(plan.groups), len(plan.topics)
     lines = [
-        f"{file} is written: {_counted(num, 'topic')} in {_counted(sections, 'section')} [[tables]]. "
+        f"{file} is written: {plural(len(plan.topics), 'topic')} in {plural(len(plan.groups), 'section')} [[tables]]. "
         f"Read its comments, then: stream-merge validate {file}"
     ]
     left = [finding.topic for finding in plan.others] + [group.findings[0].topic for group in plan.refused]
@@ -65,7 +65,3 @@ def describe(plan: Plan, connection: Connection, file: Path) -> str:
         names = ", ".join(sorted(connection.to_set))
         lines.append(f"No secret is written. Set {names} in the environment to what you gave here.")
     return "\n".join(lines)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

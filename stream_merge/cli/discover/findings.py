@@ -19,7 +19,7 @@ from stream_merge.cli.discover.columns import (
     sent_columns,
 )
 from stream_merge.cli.discover.foreign import find_foreign
-from stream_merge.cli.discover.messages import Message, SampledRecord, Shape, is_wrapped, message_of, parsed
+from stream_merge.cli.discover.messages import META_PREFIX, Message, SampledRecord, Shape, message_of, parsed
 from stream_merge.debezium.envelope import DELETED
 from stream_merge.debezium.keys import NO_KEYS, POSITIONS, ToldKeys, told_keys
 from stream_merge.debezium.schemas import row_members
@@ -129,7 +129,7 @@ class _Topic:
         told = ToldKeys()
         if family is not None:
             faults, columns, sent, modes = self._columns(family, faults, notes)
-            told = self._keys(family, {**(columns or sent or {})})
+            told = self._keys(family, columns or sent or {})
             if told.fault is not None:
                 faults.append(told.fault)
             notes += self._notes(family, told)
@@ -204,7 +204,7 @@ class _Topic:
         """Return the faults, the columns that the schema part tells, or those that were sent, and the modes."""
         if self.schemas and family is not Family.OBJECTS:
             try:
-                members = row_members(self.schemas[-1], "__")
+                members = row_members(self.schemas[-1], META_PREFIX)
                 columns = described_columns(members)
             except (ConfigError, KeyError, TypeError, AttributeError, ValueError) as error:
                 reason = error.faults[0] if isinstance(error, ConfigError) else "it is not one of Kafka Connect"
@@ -223,7 +223,7 @@ class _Topic:
 
     def _keys(self, family: Family, columns: Mapping[str, Any]) -> ToldKeys:
         """Return the keys as the pipeline would learn them, if they are columns."""
-        told = told_keys([self._key_row(*pair) for pair in zip(self.records, self.messages, strict=True)], None)
+        told = told_keys([key_row(*pair) for pair in zip(self.records, self.messages, strict=True)], None)
         if told.fault is not None:
             return told
         unknown = [name for name in told.names or () if name not in columns]
@@ -234,23 +234,6 @@ class _Topic:
         if family is not Family.DETECTED and not told.names:
             return ToldKeys(fault="its records have no key that names columns; give it keys")
         return told
-
-    def _key_row(self, record: SampledRecord, message: Message) -> Row:
-        """Return what a record tells of the keys, as `debezium.keys.with_key_parts` has it."""
-        key_text = None if record.key is None else record.key.decode("utf-8", "replace")
-        if key_text in NO_KEYS:
-            key_text = None
-        found = parsed(record.key) if key_text is not None and record.key is not None else None
-        schema = json.dumps(found["schema"], default=str) if isinstance(found, dict) and is_wrapped(found) else None
-        names = tuple(found) if isinstance(found, dict) and schema is None else ()
-        return Row(
-            topic=self.topic,
-            key_text=key_text,
-            key_schema=schema,
-            key_names=names,
-            is_odd_key=key_text is not None and schema is None and not names,
-            row_kind=None if key_text is not None else _row_kind(message),
-        )
 
     def _notes(self, family: Family, told: ToldKeys) -> Iterator[str]:
         num_keyless = sum(record.key is None for record in self.records)
@@ -305,6 +288,29 @@ _UNUSABLE = {
     Shape.UNREADABLE: "are no JSON objects",
     Shape.CLOUD_EVENT: "are CloudEvents, which are not decoded; let the connector write JSON (JsonConverter)",
 }
+
+
+def key_row(record: SampledRecord, message: Message) -> Row:
+    """Return what a record tells of the keys, with the columns that `debezium.keys.with_key_parts` adds.
+
+    Args:
+        record: The record.
+        message: What its value is.
+    """
+    key_text = None if record.key is None else record.key.decode("utf-8", "replace")
+    if key_text in NO_KEYS:
+        key_text = None
+    found = None if record.key is None or key_text is None else parsed(record.key)
+    names = found if isinstance(found, dict) else {}
+    schema = json.dumps(names["schema"], default=str) if isinstance(names.get("schema"), dict) else None
+    return Row(
+        topic=record.topic,
+        key_text=key_text,
+        key_schema=schema,
+        key_names=None if schema is not None else tuple(names),
+        is_odd_key=key_text is not None and schema is None and not names,
+        row_kind=None if key_text is not None else _row_kind(message),
+    )
 
 
 def _row_kind(message: Message) -> str | None:

@@ -12,6 +12,7 @@ from stream_merge.cli.discover.columns import ddl_of
 from stream_merge.cli.discover.connection import Connection
 from stream_merge.cli.discover.findings import Family, Finding
 from stream_merge.cli.discover.plan import Group, Plan
+from stream_merge.cli.show.formats import plural
 
 _WIDTH = 120
 _MODES = ("decimal.handling.mode", "binary.handling.mode", "time.precision.mode")
@@ -64,10 +65,9 @@ def comment(text: str, *, indent: str = "") -> list[str]:
 
 
 def _head(plan: Plan, connection: Connection) -> Iterator[str]:
-    num = len(plan.topics)
     yield from comment(
-        f"Written by stream-merge init --from kafka, from the newest records of each topic: {num} "
-        f"topic{'s' if num > 1 else ''} of {_WORDS[plan.family]}. Check what the comments say before you run it:"
+        "Written by stream-merge init --from kafka, from the newest records of each topic: "
+        f"{plural(len(plan.topics), 'topic')} of {_WORDS[plan.family]}. Check what the comments say before you run it:"
     )
     yield "#"
     yield "#   stream-merge validate FILE"
@@ -226,22 +226,18 @@ def _refused(group: Group, connection: Connection) -> Iterator[str]:
     mask = connection.secrets.mask
     yield from comment(f"{finding.topic} is not taken: {mask('; '.join(finding.faults))}.")
     if not finding.is_empty:
-        yield from comment(f"Found: {finding.summary}, in {_counted(finding)}.")
+        yield from comment(f"Found: {finding.summary}, in {plural(finding.num_records, 'record')}.")
     yield "#[[tables]]"
     yield from (f"#{line}" for line in _place(group, connection))
 
 
 def _found(finding: Finding, connection: Connection) -> Iterator[str]:
     keys = "none" if not finding.keys else ", ".join(finding.keys)
-    yield from comment(f"{finding.topic}: {finding.summary}, in {_counted(finding)}. Key: {keys}.")
+    yield from comment(f"{finding.topic}: {finding.summary}, in {plural(finding.num_records, 'record')}. Key: {keys}.")
     if finding.columns is not None:
         yield from comment(f"Columns: {ddl_of(finding.columns)}.", indent="  ")
     for note in finding.notes:
         yield from comment(f"Note: {connection.secrets.mask(note)}.", indent="  ")
-
-
-def _counted(finding: Finding) -> str:
-    return "1 record" if finding.num_records == 1 else f"{finding.num_records} records"
 
 
 def _spark(connection: Connection) -> Iterator[str]:

@@ -19,8 +19,10 @@ MIN_LENGTH = 4
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<body>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_SECRET_NAME = re.compile(r"password|passwd|passphrase|secret|token|jaas|credential", re.IGNORECASE)
-_KEY_NAME = re.compile(r"keystore[.]key$|private[.]?key|access[.]?key", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"password|passwd|passphrase|secret|token|jaas|credential|keystore[.]key$|private[.]?key|access[.]?key",
+    re.IGNORECASE,
+)
 _PASSWORD_IN_TEXT = re.compile(
     r"""(?:password|secret|token)\s*=\s*(?:"((?:\\.|[^"\\])+)"|'([^']+)'|([^"'\s;,&]+))""", re.IGNORECASE
 )
@@ -125,7 +127,7 @@ def substitute(
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether an option is secret, by its name or by a password or private key in its value."""
-    if _SECRET_NAME.search(name) or _KEY_NAME.search(name):
+    if _SECRET_NAME.search(name):
         return value.lower() not in ("true", "false")
     return _PASSWORD_IN_TEXT.search(value) is not None or "PRIVATE KEY-----" in value
 

@@ -29,10 +29,18 @@ OF_STATE = (*_PREPARING, *steps.ALTERING_STEPS, *_WITHIN)
 """The steps that only a sink with state comes to."""
 OF_MAINTENANCE = steps.MAINTENANCE_STEPS[:3]
 """The steps of maintenance, without `vacuuming`, which comes once a day."""
+_OPENING, _PERSISTING, _MERGING = steps.STEPS[:2], steps.STEPS[2:3], steps.STEPS[3:]
 STEPS = (
-    *("created", *_PREPARING, *steps.STEPS[:2], *steps.ALTERING_STEPS, *steps.STEPS[2:3]),
-    *(*_WITHIN, *steps.STEPS[3:], *OF_MAINTENANCE),
+    "created",
+    *_PREPARING,
+    *_OPENING,
+    *steps.ALTERING_STEPS,
+    *_PERSISTING,
+    *_WITHIN,
+    *_MERGING,
+    *OF_MAINTENANCE,
 )
+"""In order."""
 KILLED = -9
 DISK = "24m"
 
