@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from stream_merge.cli.file.durations import is_interval, parse_duration
+from stream_merge.cli.file.durations import parse_duration, parse_interval
 from stream_merge.cli.file.option_checks import ddl_names
 
 
@@ -34,10 +34,27 @@ def test_a_duration_that_is_too_long():
         parse_duration("99999999999 days")
 
 
-def test_intervals():
-    good = ["10 seconds", "0 seconds", "1 minute 30 seconds", "interval 1 hour", "500 milliseconds", "1.5 seconds"]
-    assert [text for text in good if not is_interval(text)] == []
-    assert [text for text in ["", "10", "often", "1 month", "1 minute and", "1.5 hours"] if is_interval(text)] == []
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("10 seconds", timedelta(seconds=10)),
+        ("0 seconds", timedelta(0)),
+        ("1 minute 30 seconds", timedelta(seconds=90)),
+        ("interval 1 hour", timedelta(hours=1)),
+        (" 500 Milliseconds ", timedelta(milliseconds=500)),
+        ("1.5 seconds", timedelta(seconds=1.5)),
+        ("1 week 2 days", timedelta(days=9)),
+    ],
+)
+def test_intervals(text, interval):
+    assert parse_interval(text) == interval
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "often", "1 month", "1 minute and", "1.5 hours", "1 secondly", "99999999999 days"]
+)
+def test_texts_that_are_no_intervals(text):
+    assert parse_interval(text) is None
 
 
 def test_names_of_ddl_columns():

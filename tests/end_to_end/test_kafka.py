@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -209,3 +210,28 @@ def test_quarantined_records_are_read_again(
     assert rows(spark, tmp_path / "lake/orders") == [(1, 5), (2, 12), (3, 13)]
     rejected = spark.read.format("delta").load(str(tmp_path / "lake/rejected"))
     assert [row["offset"] for row in rejected.collect()] == [1]
+
+
+@pytest.mark.long
+def test_micro_batches_of_a_backlog_grow(
+    spark: SparkSession, kafka: Kafka, prefix: str, write_pipeline, start, tmp_path
+):
+    """No micro-batch takes half of the interval, so each may have twice as many records as the one before."""
+    topic = f"{prefix}.orders"
+    kafka.create_topic(topic)
+    num_records = 420_000
+    send(kafka, topic, *((number % 1_000, number) for number in range(num_records)))
+    write_pipeline(f'topics = ["{topic}"]', table='sequence_by = "qty"')
+    file = tmp_path / "pipeline.toml"
+    file.write_text(file.read_text().replace('trigger = "0 seconds"', 'trigger = "1 hour"'))
+    running = start("run", "pipeline.toml", "--once")
+    assert running.wait(timeout=2 * SECONDS) == 0, printed(running)
+    assert rows(spark, tmp_path / "lake/orders") == [(key, num_records - 1_000 + key) for key in range(1_000)]
+    assert "micro-batches have at most 100,000 records from now on" in printed(running)
+    logs = sorted((tmp_path / "checkpoint/offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    ends = [json.loads(log.read_text().splitlines()[-1])[topic]["0"] for log in logs]
+    read = [end - start for start, end in pairwise([0, *ends])]
+    assert read[0] == 50_000
+    assert sorted(read[:-1]) == read[:-1]
+    assert set(read[:-1]) in ({50_000, 100_000}, {50_000, 100_000, 200_000})
+    assert ends[-1] == num_records

@@ -7,8 +7,7 @@ from datetime import timedelta
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?", re.IGNORECASE)
 _SPARK_UNITS = "week|day|hour|minute|second|millisecond|microsecond"
-_INTERVAL = re.compile(rf"(?:interval\s+)?(?:\d+\s+(?:{_SPARK_UNITS})s?|\d+\.\d+\s+seconds?)", re.IGNORECASE)
-_FURTHER_PART = re.compile(rf"\s+(?:\d+\s+(?:{_SPARK_UNITS})s?|\d+\.\d+\s+seconds?)", re.IGNORECASE)
+_PART = re.compile(rf"(?:(\d+)\s+({_SPARK_UNITS})s?|(\d+\.\d+)\s+seconds?)(?:\s+|$)", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> timedelta:
@@ -29,16 +28,18 @@ def parse_duration(text: str) -> timedelta:
         raise ValueError("is too long; give fewer days") from None
 
 
-def is_interval(text: str) -> bool:
-    """Return whether Spark accepts a text as the interval of a trigger: "10 seconds", "1 minute 30 seconds"."""
-    text = text.strip()
-    first = _INTERVAL.match(text)
-    if first is None:
-        return False
-    position = first.end()
-    while position < len(text):
-        part = _FURTHER_PART.match(text, position)
+def parse_interval(text: str) -> timedelta | None:
+    """Return the interval of a trigger, such as "1 minute 30 seconds"; None if Spark would not accept it."""
+    text = re.sub(r"^interval\s+", "", text.strip(), flags=re.IGNORECASE)
+    total, position = timedelta(), 0
+    while position < len(text) or not position:
+        part = _PART.match(text, position)
         if part is None:
-            return False
+            return None
+        number, unit, seconds = part.groups()
+        try:
+            total += timedelta(seconds=float(seconds)) if seconds else timedelta(**{f"{unit.lower()}s": int(number)})
+        except OverflowError:
+            return None
         position = part.end()
-    return True
+    return total

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from stream_merge.cli.file.durations import is_interval, parse_duration
+from stream_merge.cli.file.durations import parse_duration, parse_interval
 from stream_merge.cli.file.pipeline import (
     PATTERN_PREFIX,
     DecodeSettings,
@@ -105,7 +105,7 @@ def _pipeline_faults(sections: _Sections) -> Found:
     pipeline = sections.pipeline
     if pipeline is None:
         return
-    if not is_interval(pipeline.trigger) and _is_filled(pipeline.trigger):
+    if parse_interval(pipeline.trigger) is None and _is_filled(pipeline.trigger):
         yield ("pipeline", "trigger"), 'must be an interval such as "10 seconds" or "1 minute"'
     checkpoint = table_key(pipeline.checkpoint)
     for index, table in sections.known_tables:

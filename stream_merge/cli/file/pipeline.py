@@ -59,7 +59,8 @@ class KafkaSource(Section):
     starting_offsets: str = "earliest"
     """Where a pipeline without a checkpoint starts: "earliest", "latest" or JSON, as in Spark's `startingOffsets`."""
     max_offsets_per_trigger: int | None = Field(default=None, ge=1)
-    """Largest number of records in one micro-batch; without it, the first micro-batch is the whole topic."""
+    """Largest number of records in one micro-batch. By default the command finds it, from 50,000 to 1,000,000, by how
+    long micro-batches take."""
     options: dict[str, str] = {}
     """Further options of Spark's Kafka source, for example `"kafka.security.protocol" = "SASL_SSL"`. Unless
     `maxRecordsPerPartition` or `minPartitions` is among them, a task reads at most 10,000 records, so that all cores

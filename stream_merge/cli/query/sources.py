@@ -22,6 +22,7 @@ _CHECK_SECONDS = 5
 _DIVISIONS = {"minpartitions", "maxrecordsperpartition"}
 _RECORDS_A_TASK = 10_000
 """Some tenths of a second of decoding; a task costs about a hundredth."""
+_LIMITS = {"maxoffsetspertrigger", "minoffsetspertrigger"}
 _TOPICS = ("subscribe", "subscribePattern")
 _FIXED = {"failondataloss": "true", "includeheaders": "true"}
 
@@ -36,16 +37,21 @@ class OffsetRange:
     last: int
 
 
-def read_stream(spark: SparkSession, source: Source) -> DataFrame:
+def read_stream(spark: SparkSession, source: Source, max_offsets: int | None = None) -> DataFrame:
     """Return the stream of a source.
 
     `failOnDataLoss` is always true, so that records that Kafka dropped before they were read are never skipped.
+
+    Args:
+        spark: The session.
+        source: The source.
+        max_offsets: Largest number of Kafka's records in one micro-batch, unless the source itself says it.
 
     Raises:
         PipelineError: An option contradicts the pipeline's guarantees.
     """
     if isinstance(source, KafkaSource):
-        return spark.readStream.format("kafka").options(**kafka_stream_options(source)).load()
+        return spark.readStream.format("kafka").options(**kafka_stream_options(source, max_offsets)).load()
     if isinstance(source, FilesSource):
         options = dict(source.options)
         if source.max_files_per_trigger is not None:
@@ -173,19 +179,29 @@ def kafka_options(source: KafkaSource) -> dict[str, str]:
     }
 
 
-def kafka_stream_options(source: KafkaSource) -> dict[str, str]:
+def limits_batches(source: KafkaSource) -> bool:
+    """Return whether the user has said how many records a micro-batch may have."""
+    return source.max_offsets_per_trigger is not None or bool({name.lower() for name in source.options} & _LIMITS)
+
+
+def kafka_stream_options(source: KafkaSource, max_offsets: int | None = None) -> dict[str, str]:
     """Return the options of Spark's Kafka source for the stream.
 
     Spark reads each partition of Kafka in one task. Debezium's topics mostly have one partition, so one core would
     decode the whole table, while the others wait; so what one task reads is limited, unless the user's options say how
     to divide it.
 
+    Args:
+        source: The source.
+        max_offsets: Largest number of records in one micro-batch, unless the user's options say it.
+
     Raises:
         PipelineError: An option contradicts the pipeline's guarantees.
     """
     options = {**source.options, **kafka_options(source), "startingOffsets": source.starting_offsets}
-    if source.max_offsets_per_trigger is not None:
-        options["maxOffsetsPerTrigger"] = str(source.max_offsets_per_trigger)
+    limit = max_offsets if not limits_batches(source) else source.max_offsets_per_trigger
+    if limit is not None:
+        options["maxOffsetsPerTrigger"] = str(limit)
     if not {name.lower() for name in options} & _DIVISIONS:
         options["maxRecordsPerPartition"] = str(_RECORDS_A_TASK)
     return options

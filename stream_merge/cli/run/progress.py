@@ -5,7 +5,6 @@ Needs no Spark. Results arrive in the threads of the tables, so one lock guards 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from stream_merge.cli.query.newest import ALL_ROWS, NEWEST_METRIC, TABLE_PREFIX
+from stream_merge.cli.run.offsets import records_behind
 from stream_merge.metrics import MergeResult, ParkedTable
 
 RATE_SECONDS = 60
@@ -242,13 +242,7 @@ class Progress:
     def _take_rates_and_lag(self, progress: Mapping[str, Any]) -> None:
         self._input_rate = _number(progress.get("inputRowsPerSecond"))
         self._processed_rate = _number(progress.get("processedRowsPerSecond"))
-        lag: dict[str, int] = {}
-        for source in progress.get("sources") or ():
-            newest, end = _offsets(source.get("latestOffset")), _offsets(source.get("endOffset"))
-            for topic, partitions in newest.items():
-                ends = end.get(topic, {})
-                behind = sum(max(0, offset - ends.get(partition, 0)) for partition, offset in partitions.items())
-                lag[topic] = lag.get(topic, 0) + behind
+        lag = records_behind(progress)
         if lag:
             self._offset_lag = lag
 
@@ -279,20 +273,3 @@ def _number(value: object) -> float | None:
         return None
     number = float(value)
     return number if abs(number) < float("inf") else None
-
-
-def _offsets(value: object) -> dict[str, dict[str, int]]:
-    """Return Kafka's offsets by topic and partition; empty for other sources."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return {}
-    if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
-        return {}
-    try:
-        return {
-            topic: {partition: int(offset) for partition, offset in offsets.items()} for topic, offsets in value.items()
-        }
-    except (TypeError, ValueError):
-        return {}

@@ -8,15 +8,19 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stream_merge.bridge.read_limit import limit_rows
 from stream_merge.cli.checks.source_checks import find_missing_topics, find_topics, is_missing_topic
 from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.file.durations import parse_interval
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline
 from stream_merge.cli.query.failures import Failure, describe
 from stream_merge.cli.query.newest import observe_newest
-from stream_merge.cli.query.sources import read_stream
+from stream_merge.cli.query.sources import limits_batches, read_stream
 from stream_merge.cli.query.topics import ReadTopics, refuse, watched_topics
+from stream_merge.cli.run.batch_size import BatchSize
 from stream_merge.cli.run.progress import Progress, State
 from stream_merge.cli.run.stopping import BatchGate, StopSignals
 
@@ -71,6 +75,9 @@ class Runner:
         self._gate = BatchGate(self._merge_checked)
         self._seen: tuple[int, str] | None = None
         self._has_looked_for_topics = False
+        source = pipeline.source
+        is_adaptive = isinstance(source, KafkaSource) and not limits_batches(source)
+        self._batch_size = BatchSize(parse_interval(pipeline.pipeline.trigger) or timedelta(0)) if is_adaptive else None
 
     def run(self) -> ExitCode:
         """Run until everything available is merged (`once`), a signal comes, or the query fails for good.
@@ -178,7 +185,8 @@ class Runner:
 
     def _start(self) -> StreamingQuery:
         settings = self._pipeline.pipeline
-        stream = observe_newest(read_stream(self._spark, self._pipeline.source), self._pipeline)
+        max_offsets = self._batch_size.num_records if self._batch_size is not None else None
+        stream = observe_newest(read_stream(self._spark, self._pipeline.source, max_offsets), self._pipeline)
         writer = stream.writeStream.foreachBatch(self._gate).queryName(settings.name)
         writer = writer.option("checkpointLocation", settings.checkpoint)
         writer = writer.trigger(availableNow=True) if self._once else writer.trigger(processingTime=settings.trigger)
@@ -198,8 +206,17 @@ class Runner:
             # The restart alone proves nothing; a report shows that the query has reached the source and the tables.
             self._progress.set_state(State.RUNNING)
         for report in reports:
-            self._progress.on_query_progress(report)
+            if self._progress.on_query_progress(report):
+                self._adapt_batch_size(query, report)
         self._seen = (latest["batchId"], latest["timestamp"])
+
+    def _adapt_batch_size(self, query: StreamingQuery, report: dict[str, Any]) -> None:
+        """Change the limit of the running query, if it can be; a query that is started later has it in any case."""
+        size = self._batch_size
+        if size is None or not size.is_changed_by(report):
+            return
+        if limit_rows(self._spark, query, size.num_records):
+            logger.info("micro-batches have at most %s records from now on", f"{size.num_records:,}")
 
     def _stop(self, query: StreamingQuery) -> ExitCode:
         """Let the running micro-batch finish, and end the query before the next one."""
