@@ -1,8 +1,9 @@
-"""How many Debezium events a second `stream-merge run --once` takes from files, and what of it is decoding.
+"""How many Debezium events a second `stream-merge run --once` takes, and what of it is decoding.
 
 `python -m benchmarks.throughput` writes a million events of random keys (5 % deletes) to files of 25,000, and lets the
-command merge them into empty tables, one file a micro-batch. The tables must have the newest row of each key, or the
-script fails. It then measures in one session, over the same records and with nothing written:
+command merge them into empty tables, one file a micro-batch. With `--source kafka` a broker has them, a topic of one
+partition for each table, and the command finds how many it takes at a time. The tables must have the newest row of each
+key, or the script fails. Before that it measures in one session, over the same records and with nothing written:
 
 - read: the records are read.
 - from_json: Spark's parser, given the envelope's fields as text.
@@ -13,6 +14,7 @@ script fails. It then measures in one session, over the same records and with no
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -21,10 +23,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +40,8 @@ from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
 from stream_merge import debezium
 from stream_merge.debezium.envelope import parse_envelope
+from tests.services.kafka import Kafka, LocalKafka
+from tests.services.spark_packages import kafka_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,16 +57,20 @@ checkpoint = "{root}/checkpoint"
 trigger = "0 seconds"
 {route}
 [source]
+{source}
+[decode]
+format = "debezium"
+[spark.conf]
+{conf}
+"""
+FILES = """
 format = "files"
 path = "{root}/records"
 file_format = "parquet"
 schema = "{record}"
 max_files_per_trigger = 1
-[decode]
-format = "debezium"
-[spark.conf]
-"spark.driver.memory" = "{memory}"
 """
+FILE_BATCH = 25_000
 TABLE = """
 [[tables]]
 {source}target = "{root}/lake/t{number}"
@@ -115,9 +125,10 @@ def main() -> None:
         records = spark.read.schema(RECORD).parquet(str(root / "records"))
         for name, rate in decoding_rates(records, root / "records", options.repeats).items():
             print(f"{name}: {rate:,.0f} events a second", flush=True)
-        # The command has the machine to itself.
+        # The command has the machine to itself, but for the broker.
         spark.stop()
-        run_command(root, options)
+        with broker(root, options) if options.source == "kafka" else nullcontext(None) as kafka:
+            run_command(root, options, kafka)
         spark = start_session(root, SETTINGS["readme"], options.driver_memory)
         for number in range(options.tables):
             check(spark, root, number)
@@ -125,10 +136,10 @@ def main() -> None:
 
 
 def write_events(spark: SparkSession, path: Path, options: argparse.Namespace) -> None:
-    """Write the events, one file for each micro-batch; the tables take turns."""
+    """Write the events, one file for each micro-batch from files; the tables take turns."""
     image = IMAGE.format(is_unsent="false", placeholder="")
     source = "named_struct('lsn', n + 1000, 'snapshot', 'false', 'table', 'customers')"
-    num_batches = -(-options.events // options.batch)
+    num_batches = -(-options.events // (options.batch or FILE_BATCH))
     events = (
         spark.range(0, options.events, 1, num_batches)
         .withColumnRenamed("id", "n")
@@ -184,11 +195,42 @@ def _discard(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def run_command(root: Path, options: argparse.Namespace) -> None:
+@contextmanager
+def broker(root: Path, options: argparse.Namespace) -> Iterator[Kafka]:
+    """Yield a broker of this machine that has the events."""
+    server = LocalKafka(log=root / "kafka.log")
+    try:
+        server.start()
+        kafka = server.kafka()
+        for number in range(options.tables):
+            kafka.create_topic(f"t{number}")
+        for file in sorted((root / "records").glob("*.parquet")):
+            events = pq.read_table(file, columns=["topic", "key", "value"]).to_pydict()
+            for topic in sorted(set(events["topic"])):
+                rows = zip(events["topic"], events["key"], events["value"], strict=True)
+                kafka.send(topic, ((key, value) for name, key, value in rows if name == topic), partition=0)
+        yield kafka
+    finally:
+        server.close()
+
+
+def run_command(root: Path, options: argparse.Namespace, kafka: Kafka | None) -> None:
     """Run the command to its end, and print its rates."""
     is_one = options.tables == 1
+    conf = {"spark.driver.memory": options.driver_memory}
+    if kafka is None:
+        source = FILES.format(root=root, record=RECORD)
+    else:
+        conf |= kafka_conf()
+        topics = json.dumps([f"t{number}" for number in range(options.tables)])
+        source = f'format = "kafka"\nbootstrap_servers = "{kafka.bootstrap_servers}"\ntopics = {topics}\n'
+        if options.batch is not None:
+            source += f"max_offsets_per_trigger = {options.batch}\n"
     text = PIPELINE.format(
-        root=root, record=RECORD, memory=options.driver_memory, route="" if is_one else 'route_by = "topic"'
+        root=root,
+        source=source,
+        conf="\n".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in conf.items()),
+        route="" if is_one or kafka is not None else 'route_by = "topic"',
     )
     for number in range(options.tables):
         source = "" if is_one else f'source = "t{number}"\n'
@@ -207,20 +249,31 @@ def run_command(root: Path, options: argparse.Namespace) -> None:
     ends: dict[int, float] = {}
     for moment, batch in BATCH_LINE.findall(log.read_text()):
         ends[int(batch)] = datetime.fromisoformat(moment.replace(",", ".")).timestamp()
-    times = sorted(ends.values())
-    num_batches = -(-options.events // options.batch)
-    warm = max(1, num_batches // 4)
+    read = dict(enumerate(events_read(root, options)))
     # The rest of the batches, from the end of the last one before them.
-    rate = (options.events - warm * options.batch) / (times[-1] - times[warm - 1])
+    warm = min(batch for batch in ends if read[batch] >= options.events / 4)
+    rate = (options.events - read[warm]) / (max(ends.values()) - ends[warm])
     cpu = sum(used.seconds.values())
+    sizes = [end - start for start, end in pairwise([0, *read.values()])]
+    batches = f"{len(sizes)} batches of {min(sizes):,} to {max(sizes):,}"
     print(
-        f"stream-merge run --once, {options.tables} table(s), batches of {options.batch:,}: "
+        f"stream-merge run --once from {options.source}, {options.tables} table(s), {batches}: "
         f"{options.events / seconds:,.0f} events a second from its start to its end ({seconds:.0f} s), "
         f"{rate:,.0f} after the first quarter; {options.events / cpu:,.0f} events a second of processor time",
         flush=True,
     )
     if options.keep_log is not None:
         options.keep_log.write_text(log.read_text())
+
+
+def events_read(root: Path, options: argparse.Namespace) -> list[int]:
+    """Return how many events had been read in the end of each micro-batch."""
+    if options.source == "files":
+        size = options.batch or FILE_BATCH
+        return [min(options.events, end) for end in range(size, options.events + size, size)]
+    logs = sorted((root / "checkpoint/offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    offsets = [json.loads(log.read_text().splitlines()[-1]) for log in logs]
+    return [sum(sum(partitions.values()) for partitions in topics.values()) for topics in offsets]
 
 
 def check(spark: SparkSession, root: Path, number: int) -> None:
@@ -242,13 +295,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     option = parser.add_argument
     option("--events", type=int, default=1_000_000, help="events of all tables (default: %(default)s)")
-    option("--batch", type=int, default=25_000, help="events of a micro-batch (default: %(default)s)")
+    option("--source", choices=("files", "kafka"), default="files", help="where they come from (default: %(default)s)")
+    option("--batch", type=int, help=f"events of a micro-batch (default: {FILE_BATCH:,} from files; found from Kafka)")
     option("--tables", type=int, default=1, help="number of tables (default: %(default)s)")
     option("--repeats", type=int, default=3, help="how often each way of decoding is timed (default: %(default)s)")
     option("--driver-memory", default="4g", help="memory of Spark (default: %(default)s)")
     option("--keep-log", type=Path, metavar="FILE", help="where to copy the command's log")
     options = parser.parse_args()
-    if options.events < 2 * options.batch:
+    if options.events < 2 * (options.batch or FILE_BATCH):
         parser.error("the rate is that of the batches after the first: give at least two")
     return options
 
