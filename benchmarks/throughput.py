@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
@@ -32,6 +33,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from benchmarks.change_data import COLUMNS, IMAGE, TYPES
+from benchmarks.database_events import RECORD
 from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
 from stream_merge import debezium
@@ -40,10 +42,6 @@ from stream_merge.debezium.envelope import parse_envelope
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RECORD = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
 PIPELINE = """
 [pipeline]
 name = "throughput"
@@ -97,10 +95,10 @@ class ProcessTime:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             self.seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            children = [p.read_text().split() for p in Path(f"/proc/{pid}/task").glob("*/children")]
+            children = children_of(pid)
         except OSError:  # it has ended
             return
-        for child in {int(text) for texts in children for text in texts}:
+        for child in children:
             self._read(child)
 
 
@@ -193,26 +191,22 @@ def run_command(root: Path, options: argparse.Namespace) -> None:
     for number in range(options.tables):
         source = "" if is_one else f'source = "t{number}"\n'
         text += TABLE.format(root=root, number=number, columns=COLUMNS, source=source)
-    (root / "pipeline.toml").write_text(text)
-    log = root / "run.log"
     started = time.monotonic()
-    with log.open("w") as output:
-        command = [sys.executable, "-m", "stream_merge.cli", "run", str(root / "pipeline.toml"), "--once"]
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-        with ProcessTime(process.pid) as used:
-            code = process.wait()
+    meters: list[ProcessTime] = []
+
+    def meter(pid: int, _: Path) -> ProcessTime:
+        meters.append(ProcessTime(pid))
+        return meters[0]
+
+    log = run_once(root, text, meter)
     seconds = time.monotonic() - started
-    if code != 0:
-        raise SystemExit(log.read_text()[-5000:])
-    ends: dict[int, float] = {}
-    for moment, batch in BATCH_LINE.findall(log.read_text()):
-        ends[int(batch)] = datetime.fromisoformat(moment.replace(",", ".")).timestamp()
+    ends = batch_ends(log)
     times = sorted(ends.values())
     num_batches = -(-options.events // options.batch)
     warm = max(1, num_batches // 4)
     # The rest of the batches, from the end of the last one before them.
     rate = (options.events - warm * options.batch) / (times[-1] - times[warm - 1])
-    cpu = sum(used.seconds.values())
+    cpu = sum(meters[0].seconds.values())
     print(
         f"stream-merge run --once, {options.tables} table(s), batches of {options.batch:,}: "
         f"{options.events / seconds:,.0f} events a second from its start to its end ({seconds:.0f} s), "
@@ -220,7 +214,48 @@ def run_command(root: Path, options: argparse.Namespace) -> None:
         flush=True,
     )
     if options.keep_log is not None:
-        options.keep_log.write_text(log.read_text())
+        options.keep_log.write_text(log)
+
+
+def run_once(root: Path, text: str, meter: Callable[[int, Path], AbstractContextManager[object]]) -> str:
+    """Run the command with a pipeline file to its end, and return its log.
+
+    Args:
+        root: The folder of the pipeline.
+        text: The pipeline file.
+        meter: Returns what is measured meanwhile, given the process and the file of its log.
+
+    Raises:
+        SystemExit: The command failed.
+    """
+    (root / "pipeline.toml").write_text(text)
+    log = root / "run.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "stream_merge.cli", "run", str(root / "pipeline.toml"), "--once"]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        with meter(process.pid, log):
+            code = process.wait()
+    if code != 0:
+        raise SystemExit(log.read_text()[-5000:])
+    return log.read_text()
+
+
+def batch_ends(log: str) -> dict[int, float]:
+    """Return when the last table of each micro-batch was merged, in seconds since the epoch, from the command's log."""
+    ends: dict[int, float] = {}
+    for moment, batch in BATCH_LINE.findall(log):
+        ends[int(batch)] = datetime.fromisoformat(moment.replace(",", ".")).timestamp()
+    return ends
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started and that still run.
+
+    Raises:
+        OSError: It has ended.
+    """
+    texts = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return {int(text) for each in texts for text in each}
 
 
 def check(spark: SparkSession, root: Path, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+from datetime import datetime, timezone
 
 import pytest
 from rich.console import Console
@@ -13,9 +14,11 @@ from typer.testing import CliRunner
 from stream_merge.cli.app import app
 from stream_merge.cli.show.overview import AskedTable, TableState, asked_table
 from stream_merge.cli.show.overview_view import render_overview
+from stream_merge.cli.show.parked import AtRest
 from stream_merge.cli.show.status import StatusError
 from stream_merge.cli.show.status_command import Request, _StatusCommand
 from stream_merge.cli.show.watch import watch
+from stream_merge.metrics import ParkedTable
 from tests.cli.sample_history import commits_of_a_stream, overview_of_a_shop, status_of
 
 OVERVIEW_AT_80 = """\
@@ -180,3 +183,21 @@ def test_what_cannot_be_shown_is_refused_before_spark_starts(tmp_path, monkeypat
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(sentence)
     assert CliRunner().invoke(app, ["status", "t", "--watch", "--interval", "0"]).exit_code == 2
+
+
+def test_tables_at_rest_are_told_below_with_what_to_do():
+    since = datetime(2026, 1, 1, 9, tzinfo=timezone.utc)
+    table = ParkedTable(
+        target="./hush-hush/items", sources=("x",), since=since, num_batches=2, num_rows=7, error="[red]no[/]\nroom"
+    )
+    overview = dataclasses.replace(overview_of_a_shop(), at_rest=AtRest(tables=(table,)))
+    shown = printed(overview, 100, lambda text: text.replace("hush-hush", "***")).splitlines()
+    assert shown[5:] == [
+        "./***/items: at rest since 2026-01-01 09:00:00 UTC; 7 records wait",
+        "  [red]no[/] room",
+        "To take up a table at rest, mend what its reason says. It is tried again by itself: with the first",
+        "micro-batch of each start, and at least every half hour with a micro-batch. It then gets all that",
+        "waits, in order.",
+    ]
+    unknown = dataclasses.replace(overview, at_rest=AtRest(problem="./hush-hush can't be read: [no]"))
+    assert printed(unknown, 100).splitlines()[5:] == ["./hush-hush can't be read: [no]"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timezone
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -11,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stream_merge.cli.run.progress import Progress, Snapshot, State, TableProgress
-from stream_merge.cli.show.formats import UNKNOWN, count, duration, end_of
+from stream_merge.cli.show.formats import UNKNOWN, count, duration, end_of, plural
+from stream_merge.cli.show.parked_view import fitting
 from stream_merge.metrics import MergeResult
 
 WIDE = 100
@@ -80,12 +82,15 @@ def render(
     """
     parts: list[RenderableType] = [_headline(snapshot)]
     tables = sorted(snapshot.tables.values(), key=lambda table: -(table.committed_at or 0))
-    room = max(3, height - _LINES_AROUND)
+    now = datetime.fromtimestamp(snapshot.now, timezone.utc)
+    at_rest = fitting(snapshot.parked, now, width, height // 2, mask)
+    room = max(3, height - _LINES_AROUND - len(at_rest))
     if tables:
         shown = sorted(tables[:room], key=lambda table: table.target)
         parts.append(_table(snapshot, shown, mask, width))
     if len(tables) > room:
         parts.append(Text(f"and {len(tables) - room} more tables", style="dim"))
+    parts += at_rest
     if snapshot.notice:
         parts.append(_notice(snapshot, mask))
     return Group(*parts)
@@ -106,6 +111,8 @@ def _headline(snapshot: Snapshot) -> Text:
     if snapshot.num_failures:
         facts.append(f"{snapshot.num_failures} failure{'s' if snapshot.num_failures > 1 else ''}")
     text.append(f"  {' · '.join(facts)}", style="default")
+    if snapshot.parked:
+        text.append(f" · {plural(len(snapshot.parked), 'table')} at rest", style="yellow")
     return text
 
 
@@ -118,10 +125,15 @@ def _table(snapshot: Snapshot, tables: list[TableProgress], mask: Callable[[str]
     table.add_column("table", ratio=1, no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
+    resting = {parked.target for parked in snapshot.parked}
     for each, cells in zip(tables, rows, strict=True):
         name = end_of(mask(each.target), max(_MIN_NAME, width - taken))
         # As Text: a path may have square brackets.
-        table.add_row(Text(name), *cells[:-1], Text(cells[-1], style="yellow" if each.num_quarantined else ""))
+        table.add_row(
+            Text(name, style="yellow" if each.target in resting else ""),
+            *cells[:-1],
+            Text(cells[-1], style="yellow" if each.num_quarantined else ""),
+        )
     return table
 
 

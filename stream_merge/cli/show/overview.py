@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline
 from stream_merge.cli.query.tables import is_filled_by_name, known_tables
 from stream_merge.cli.query.topics import seen_topics
-from stream_merge.cli.show.parked import parked_lines
+from stream_merge.cli.show.parked import AtRest, read_at_rest
 from stream_merge.cli.show.quarantined import QuarantinedRows, read_quarantined
 from stream_merge.cli.show.status import Status, StatusError, read_status
 
@@ -58,14 +58,14 @@ class Overview:
         now: When they were read.
         tables: The tables in the order of the file.
         unlisted: Targets with placeholders, whose topics are not known.
-        parked: A line for each table at rest.
+        at_rest: The tables at rest.
     """
 
     name: str
     now: datetime
     tables: tuple[TableState, ...]
     unlisted: tuple[str, ...] = ()
-    parked: tuple[str, ...] = ()
+    at_rest: AtRest = field(default_factory=AtRest)
 
 
 def asked_tables(spark: SparkSession, pipeline: Pipeline) -> tuple[list[AskedTable], tuple[str, ...]]:
@@ -117,5 +117,5 @@ def read_overview(spark: SparkSession, pipeline: Pipeline, limit: int, *, with_q
         tables=tuple(read_table(spark, table, limit, with_quarantine=with_quarantine) for table in tables),
         now=datetime.now(timezone.utc),
         unlisted=unlisted,
-        parked=() if pipeline.pipeline.parking is None else parked_lines(spark, pipeline.pipeline.parking),
+        at_rest=read_at_rest(spark, pipeline.pipeline.parking),
     )
