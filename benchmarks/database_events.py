@@ -1,7 +1,7 @@
 """A made-up database of many tables: its changes as Debezium's records, and the rows that the tables must then have.
 
-The tables take turns in their keys (one number, two columns, a text) and in their further columns, whose names are no
-plain identifiers everywhere. Records have a schema part, so that one section of a pipeline with a pattern is enough.
+The tables take turns in their keys (one number, two columns, a text), and each has other types of columns, whose names
+are no plain identifiers. Records have a schema part, so that one section of a pipeline with a pattern is enough.
 """
 
 from __future__ import annotations
@@ -42,12 +42,8 @@ _KEYS: Sequence[dict[str, str]] = (
     {"order id": "int64", "line`no": "int32"},
     {"Kürzel": "string"},
 )
-_COLUMNS: Sequence[dict[str, str]] = (
-    {"name": "string", "paid": "boolean"},
-    {"name": "string", "Größe in m²": "double"},
-    {"note.text": "string", "qty": "int32", "price": "double"},
-    {'say "hi"': "string"},
-)
+_NAMES = ("name", "Größe in m²", "note.text", 'say "hi"', "qty", "line`s", "Straße", "SELECT")
+_KINDS = ("string", "int32", "double", "boolean")
 _MAX_KEYS = 500
 _DELETED = 0.05
 _NULL = 0.1
@@ -153,7 +149,10 @@ def write_file(path: Path, records: Sequence[tuple[Any, ...]], place: int) -> No
 
 def _table(number: int) -> Table:
     keys = _KEYS[number % len(_KEYS)]
-    return Table(name=f"t{number:03d}", keys=keys, columns={**keys, **_COLUMNS[number % len(_COLUMNS)]})
+    # The digits of the number choose the types, so that no two tables are alike, and need the same compiled code.
+    digits = [number // len(_KINDS) ** place % len(_KINDS) for place in range(4)]
+    kinds = ["string", *(_KINDS[digit] for digit in digits), *["double"] * (number % 4)]
+    return Table(name=f"t{number:03d}", keys=keys, columns={**keys, **dict(zip(_NAMES, kinds, strict=False))})
 
 
 def _field(name: str, kind: str) -> dict[str, Any]:

@@ -34,7 +34,6 @@ SECTION = """
 source = '{pattern}'
 target = "{root}/lake/{{table}}"
 """
-TURN = 10
 _LAST_BATCH = re.compile(r" INFO .*: batch (\d+), version")
 
 
@@ -54,6 +53,7 @@ class MemoryMeter:
 
     pid: int
     log: Path
+    turn: int
     readings: list[Memory] = field(default_factory=list)
     _is_over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -69,11 +69,11 @@ class MemoryMeter:
         self._thread.join()
 
     def _watch(self) -> None:
-        due = TURN
+        due = self.turn
         while not self._is_over.wait(0.2):
             begun = [int(number) for number in _LAST_BATCH.findall(self.log.read_text())]
             if begun and max(begun) >= due:
-                due = (max(begun) // TURN + 1) * TURN
+                due = (max(begun) // self.turn + 1) * self.turn
                 self._read(max(begun))
 
     def _read(self, batch: int) -> None:
@@ -96,13 +96,13 @@ def main() -> None:
         root = Path(folder)
         database = Database(options.tables)
         sizes = write_batches(database, root / "records", options)
-        text = PIPELINE.format(
-            root=root, record=RECORD, memory=options.driver_memory, route='route_by = "topic"'
-        ) + SECTION.format(pattern=PATTERN, root=root)
+        text = PIPELINE.format(root=root, record=RECORD, memory=options.driver_memory, route='route_by = "topic"')
+        text += "".join(f'"{name}" = "{value}"\n' for name, _, value in (each.partition("=") for each in options.conf))
+        text += SECTION.format(pattern=PATTERN, root=root)
         meters: list[MemoryMeter] = []
 
         def meter(pid: int, log: Path) -> MemoryMeter:
-            meters.append(MemoryMeter(pid, log))
+            meters.append(MemoryMeter(pid, log, options.turn))
             return meters[0]
 
         log = run_once(root, text, meter)
@@ -116,7 +116,10 @@ def main() -> None:
 def write_batches(database: Database, path: Path, options: argparse.Namespace) -> list[int]:
     """Write a file for each micro-batch; return how many tables have rows in each."""
     path.mkdir()
-    sizes = [options.tables, *(size for _ in range(options.rounds) for size in options.sizes for _ in range(TURN))]
+    sizes = [
+        options.tables,
+        *(size for _ in range(options.rounds) for size in options.sizes for _ in range(options.turn)),
+    ]
     first = 0
     for place, size in enumerate(sizes):
         # Each batch goes on with the tables after those of the last one.
@@ -131,13 +134,13 @@ def report(sizes: Sequence[int], ends: dict[int, float], memory: Sequence[Memory
     times: dict[int, list[float]] = defaultdict(list)
     for batch in range(1, len(sizes)):
         # A collection of the whole heap is part of the first batch of a turn.
-        if batch % TURN != 1 and batch in ends and batch - 1 in ends:
+        if batch % options.turn != 1 and batch in ends and batch - 1 in ends:
             times[sizes[batch]].append(ends[batch] - ends[batch - 1])
     print(f"{options.tables} tables, {options.changes} changes of each table that has rows.\n")
     print("| tables with rows | seconds a batch, first turn | last turn | seconds a table, last turn |")
     print("|---|---|---|---|")
     for size, seconds in sorted(times.items()):
-        first, last = statistics.median(seconds[: TURN - 1]), statistics.median(seconds[-TURN + 1 :])
+        first, last = statistics.median(seconds[: options.turn - 1]), statistics.median(seconds[1 - options.turn :])
         print(f"| {size} | {first:.2f} | {last:.2f} | {last / size:.3f} |")
     print("\n| after batch | resident memory of the JVM, MB | of Python | heap after a collection |")
     print("|---|---|---|---|")
@@ -151,7 +154,7 @@ def check(root: Path, database: Database, options: argparse.Namespace) -> None:
     Raises:
         AssertionError: They differ.
     """
-    spark = start_session(root, SETTINGS["readme"], options.driver_memory)
+    spark = start_session(root, SETTINGS["tuned"], options.driver_memory)
     for table in database.tables:
         assert rows_of(spark, root / "lake" / table.name, table) == sorted(table.rows.values(), key=repr), table.name
     print(f"\nAll {len(database.tables)} tables have the rows of the database.")
@@ -180,8 +183,10 @@ def _options() -> argparse.Namespace:
     option("--tables", type=int, default=200, help="number of tables (default: %(default)s)")
     option("--sizes", type=int, nargs="+", default=[1, 10, 50], help="tables with rows (default: 1 10 50)")
     option("--rounds", type=int, default=2, help="how often each size has its turn (default: %(default)s)")
+    option("--turn", type=int, default=10, help="how many batches a turn has (default: %(default)s)")
     option("--changes", type=int, default=20, help="changes of a table in a batch (default: %(default)s)")
     option("--driver-memory", default="2g", help="memory of Spark (default: %(default)s)")
+    option("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark, again and again")
     option("--keep-log", type=Path, metavar="FILE", help="where to copy the command's log")
     return parser.parse_args()
 
