@@ -27,6 +27,12 @@ table               version  batch  commit  delay  rows/s  files  deleted  aside
 ./lake/customers        203    199    42 s  1.0 s     678     84     2.4%     11
 ./lake/orders           203    199    43 s  1.1 s     705    212    23.0%      6
 ./lake/order_items: not there yet"""
+AT_REST_AT_80 = """\
+./lake/items: at rest since 2026-01-01 09:58:20 UTC; 1,207 records wait
+  PermissionError: no permission to write to ./lake/items
+To take up a table at rest, mend what its reason says. It is tried again by
+itself: with the first micro-batch of each start, and at least every half hour
+with a micro-batch. It then gets all that waits, in order."""
 
 
 def console_of(width: int = 80, height: int = 40, **options) -> Console:
@@ -186,18 +192,18 @@ def test_what_cannot_be_shown_is_refused_before_spark_starts(tmp_path, monkeypat
 
 
 def test_tables_at_rest_are_told_below_with_what_to_do():
-    since = datetime(2026, 1, 1, 9, tzinfo=timezone.utc)
-    table = ParkedTable(
-        target="./hush-hush/items", sources=("x",), since=since, num_batches=2, num_rows=7, error="[red]no[/]\nroom"
-    )
+    since = datetime(2026, 1, 1, 9, 58, 20, tzinfo=timezone.utc)
+    error = "PermissionError: no permission\nto write to ./lake/items"
+    table = ParkedTable(target="./lake/items", sources=("x",), since=since, num_batches=2, num_rows=1_207, error=error)
     overview = dataclasses.replace(overview_of_a_shop(), at_rest=AtRest(tables=(table,)))
-    shown = printed(overview, 100, lambda text: text.replace("hush-hush", "***")).splitlines()
-    assert shown[5:] == [
-        "./***/items: at rest since 2026-01-01 09:00:00 UTC; 7 records wait",
-        "  [red]no[/] room",
-        "To take up a table at rest, mend what its reason says. It is tried again by itself: with the first",
-        "micro-batch of each start, and at least every half hour with a micro-batch. It then gets all that",
-        "waits, in order.",
+    assert printed(overview, 80) == f"{OVERVIEW_AT_80}\n{AT_REST_AT_80}"
+    hostile = dataclasses.replace(table, target="./hush-hush/[b]x[/nothing]", error="[red]no[/] hush-hush")
+    shown = printed(
+        dataclasses.replace(overview, at_rest=AtRest(tables=(hostile,))), 100, lambda t: t.replace("hush-hush", "***")
+    ).splitlines()
+    assert shown[5:7] == [
+        "./***/[b]x[/nothing]: at rest since 2026-01-01 09:58:20 UTC; 1,207 records wait",
+        "  [red]no[/] ***",
     ]
-    unknown = dataclasses.replace(overview, at_rest=AtRest(problem="./hush-hush can't be read: [no]"))
-    assert printed(unknown, 100).splitlines()[5:] == ["./hush-hush can't be read: [no]"]
+    unknown = dataclasses.replace(overview, at_rest=AtRest(problem="./parked can't be read: [no]"))
+    assert printed(unknown, 100).splitlines()[5:] == ["./parked can't be read: [no]"]
