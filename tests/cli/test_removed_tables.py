@@ -9,6 +9,7 @@ import pytest
 from stream_merge.cli.checks.removed_tables import read_before, removed_tables, warn_of_removed_tables
 from stream_merge.cli.errors import ExitCode
 from stream_merge.cli.run.stopping import StopSignals
+from tests.cli.sample_parked import write_parked
 from tests.cli.test_runner import landing, make_runner, rows_of  # noqa: F401 - fixtures
 
 KAFKA = {"format": "kafka", "bootstrap_servers": "localhost:9092", "topic_pattern": ".*"}
@@ -35,12 +36,7 @@ def test_tables_that_are_not_there_are_told(spark, shop, create_table, create_so
     """Not those that the user makes, those that are at rest, and those of topics that no section takes."""
     create_source("id INT", [(1,)]).write.format("delta").save(f"{tmp_path}/there")
     sources = ["shop.there", "shop.gone", "shop.fixed", "shop.resting", "other"]
-    parked = create_source(
-        "parked_for STRING, batch_id BIGINT, app_id STRING, target STRING, source STRING, planned_ms BIGINT, "
-        "parked_at TIMESTAMP, error STRING, columns ARRAY<STRING>, record STRUCT<value: STRING>",
-        [("k", 1, "app", f"{tmp_path}/resting", "shop.resting", 1, None, "why", ["value"], ("x",))],
-    ).selectExpr("* EXCEPT (parked_at)", "current_timestamp() AS parked_at")
-    parked.write.format("delta").partitionBy("parked_for", "batch_id").save(f"{tmp_path}/parked")
+    write_parked(spark, f"{tmp_path}/parked", [(1, f"{tmp_path}/resting", "shop.resting", "why")])
     assert list(removed_tables(spark, shop, sources)) == [("shop.gone", f"{tmp_path}/gone")]
     with caplog.at_level(logging.WARNING):
         warn_of_removed_tables(spark, shop, sources)
