@@ -81,6 +81,5 @@ def next_attempt(table: ParkedTable, now: datetime) -> str:
 
 
 def reason(table: ParkedTable) -> str:
-    """Return why a table is at rest, in a line."""
-    text = " ".join(table.error.split())
-    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 1]}…"
+    """Return why a table is at rest, in a line of any length: cut before it is masked, it could show half a secret."""
+    return " ".join(table.error.split())

@@ -8,12 +8,14 @@ from textwrap import wrap
 
 from rich.text import Text
 
+from stream_merge.cli.query.failures import MAX_LENGTH
 from stream_merge.cli.show.formats import plural
 from stream_merge.cli.show.parked import HOW_TO_TAKE_UP, AtRest, in_order, next_attempt, reason, waiting
 from stream_merge.cli.show.status_view import ATTENTION
 from stream_merge.metrics import ParkedTable
 
 _INDENT = "  "
+_MIN_WIDTH = 20
 
 
 def render_at_rest(found: AtRest, mask: Callable[[str], str]) -> list[Text]:
@@ -21,7 +23,7 @@ def render_at_rest(found: AtRest, mask: Callable[[str], str]) -> list[Text]:
     lines = []
     for table in found.tables:
         lines.append(Text(mask(f"{table.target}: {waiting(table)}"), style=ATTENTION))
-        lines.append(Text(mask(f"{_INDENT}{reason(table)}"), style=ATTENTION))
+        lines.append(Text(f"{_INDENT}{_short(mask(reason(table)))}", style=ATTENTION))
     if found.problem is not None:
         lines.append(Text(mask(found.problem), style=ATTENTION))
     if found.tables:
@@ -46,16 +48,16 @@ def fitting(
     """
     if not tables:
         return []
+    width = max(_MIN_WIDTH, width)
     advice = [Text(line) for line in wrap(HOW_TO_TAKE_UP, width)]
     shown: list[Text] = []
     ordered = in_order(tables)
     for number, table in enumerate(ordered):
-        # Masked before it is cut: half a secret would not be found.
         head = mask(f"{table.target}: {waiting(table)}; next attempt {next_attempt(table, now)}")
         lines = [
             *wrap(head, width),
             *wrap(
-                mask(reason(table)),
+                _short(mask(reason(table))),
                 width,
                 max_lines=2,
                 placeholder=" …",
@@ -69,3 +71,8 @@ def fitting(
             break
         shown += [Text(line, style=ATTENTION) for line in lines]
     return [*shown, *advice]
+
+
+def _short(masked: str) -> str:
+    """Cut a text that may be a whole plan of Spark; after it was masked, since half a secret would not be found."""
+    return masked if len(masked) <= MAX_LENGTH else f"{masked[: MAX_LENGTH - 1]}…"
