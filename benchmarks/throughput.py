@@ -23,8 +23,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from benchmarks.change_data import COLUMNS, IMAGE, TYPES
+from benchmarks.database_events import RECORD
 from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
 from stream_merge import debezium
@@ -46,10 +47,6 @@ from tests.services.spark_packages import kafka_conf
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RECORD = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
 PIPELINE = """
 [pipeline]
 name = "throughput"
@@ -107,10 +104,10 @@ class ProcessTime:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             self.seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            children = [p.read_text().split() for p in Path(f"/proc/{pid}/task").glob("*/children")]
+            children = children_of(pid)
         except OSError:  # it has ended
             return
-        for child in {int(text) for texts in children for text in texts}:
+        for child in children:
             self._read(child)
 
 
@@ -219,41 +216,32 @@ def run_command(root: Path, options: argparse.Namespace, kafka: Kafka | None) ->
     is_one = options.tables == 1
     conf = {"spark.driver.memory": options.driver_memory}
     if kafka is None:
-        source = FILES.format(root=root, record=RECORD)
+        source = files_source(root)
     else:
         conf |= kafka_conf()
         topics = json.dumps([f"t{number}" for number in range(options.tables)])
         source = f'format = "kafka"\nbootstrap_servers = "{kafka.bootstrap_servers}"\ntopics = {topics}\n'
         if options.batch is not None:
             source += f"max_offsets_per_trigger = {options.batch}\n"
-    text = PIPELINE.format(
-        root=root,
-        source=source,
-        conf="\n".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in conf.items()),
-        route="" if is_one or kafka is not None else 'route_by = "topic"',
-    )
+    text = pipeline_text(root, source, conf, is_routed=not is_one and kafka is None)
     for number in range(options.tables):
         source = "" if is_one else f'source = "t{number}"\n'
         text += TABLE.format(root=root, number=number, columns=COLUMNS, source=source)
-    (root / "pipeline.toml").write_text(text)
-    log = root / "run.log"
     started = time.monotonic()
-    with log.open("w") as output:
-        command = [sys.executable, "-m", "stream_merge.cli", "run", str(root / "pipeline.toml"), "--once"]
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-        with ProcessTime(process.pid) as used:
-            code = process.wait()
+    meters: list[ProcessTime] = []
+
+    def meter(pid: int, _: Path) -> ProcessTime:
+        meters.append(ProcessTime(pid))
+        return meters[0]
+
+    log = run_once(root, text, meter)
     seconds = time.monotonic() - started
-    if code != 0:
-        raise SystemExit(log.read_text()[-5000:])
-    ends: dict[int, float] = {}
-    for moment, batch in BATCH_LINE.findall(log.read_text()):
-        ends[int(batch)] = datetime.fromisoformat(moment.replace(",", ".")).timestamp()
+    ends = batch_ends(log)
     read = dict(enumerate(events_read(root, options)))
     # The rest of the batches, from the end of the last one before them.
     warm = min(batch for batch in ends if read[batch] >= options.events / 4)
     rate = (options.events - read[warm]) / (max(ends.values()) - ends[warm])
-    cpu = sum(used.seconds.values())
+    cpu = sum(meters[0].seconds.values())
     sizes = [end - start for start, end in pairwise([0, *read.values()])]
     batches = f"{len(sizes)} batches of {min(sizes):,} to {max(sizes):,}"
     print(
@@ -263,7 +251,67 @@ def run_command(root: Path, options: argparse.Namespace, kafka: Kafka | None) ->
         flush=True,
     )
     if options.keep_log is not None:
-        options.keep_log.write_text(log.read_text())
+        options.keep_log.write_text(log)
+
+
+def pipeline_text(root: Path, source: str, conf: Mapping[str, str], *, is_routed: bool) -> str:
+    """Return a pipeline file but for its tables.
+
+    Args:
+        root: The folder of the pipeline.
+        source: The options of its source.
+        conf: Settings of Spark.
+        is_routed: Whether the column topic names the table.
+    """
+    lines = (f"{json.dumps(name)} = {json.dumps(value)}" for name, value in conf.items())
+    route = 'route_by = "topic"' if is_routed else ""
+    return PIPELINE.format(root=root, source=source, conf="\n".join(lines), route=route)
+
+
+def files_source(root: Path) -> str:
+    """Return the options of a source of files, one a micro-batch."""
+    return FILES.format(root=root, record=RECORD)
+
+
+def run_once(root: Path, text: str, meter: Callable[[int, Path], AbstractContextManager[object]]) -> str:
+    """Run the command with a pipeline file to its end, and return its log.
+
+    Args:
+        root: The folder of the pipeline.
+        text: The pipeline file.
+        meter: Returns what is measured meanwhile, given the process and the file of its log.
+
+    Raises:
+        SystemExit: The command failed.
+    """
+    (root / "pipeline.toml").write_text(text)
+    log = root / "run.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "stream_merge.cli", "run", str(root / "pipeline.toml"), "--once"]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        with meter(process.pid, log):
+            code = process.wait()
+    if code != 0:
+        raise SystemExit(log.read_text()[-5000:])
+    return log.read_text()
+
+
+def batch_ends(log: str) -> dict[int, float]:
+    """Return when the last table of each micro-batch was merged, in seconds since the epoch, from the command's log."""
+    ends: dict[int, float] = {}
+    for moment, batch in BATCH_LINE.findall(log):
+        ends[int(batch)] = datetime.fromisoformat(moment.replace(",", ".")).timestamp()
+    return ends
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started and that still run.
+
+    Raises:
+        OSError: It has ended.
+    """
+    texts = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return {int(text) for each in texts for text in each}
 
 
 def events_read(root: Path, options: argparse.Namespace) -> list[int]:

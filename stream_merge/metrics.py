@@ -160,6 +160,8 @@ class ParkedTable:
         num_batches: The micro-batches they come from.
         num_rows: Their number.
         error: Why the table cannot be merged.
+        next_attempt: When it is tried again, in UTC; None if with the next micro-batch, or if it is read from the
+            parking table, which does not tell.
     """
 
     target: str
@@ -168,6 +170,7 @@ class ParkedTable:
     num_batches: int
     num_rows: int
     error: str
+    next_attempt: datetime | None = None
 
 
 def delta_name(field_name: str) -> str:

@@ -103,6 +103,6 @@ def _observer(progress: Progress, *others: Callable[[MergeResult], None]) -> Cal
         progress.on_result(result)
         for other in others:
             other(result)
-        logger.info("%s", result_line(result, progress.snapshot()))
+        logger.info("%s", result_line(result, progress.total_offset_lag()))
 
     return observe

@@ -241,7 +241,7 @@ class RoutedBatch:
             if owner is not route:
                 faults.append(
                     f"{owner.name} and {route.name} have different sinks for one table, {config.target}; "
-                    "give sources of one table the same sink object"
+                    "give sources of one table the same sink object, or one of them another target"
                 )
             if self.batch_id is None and route.num_rows and self._reads(config.target):
                 faults.append(f"{route.name}: the frame reads {config.target}; merge it with that table's own sink")

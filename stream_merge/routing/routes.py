@@ -181,7 +181,7 @@ def _by_key(sinks: SinksByKey, name: str, made: MadeSinks, faults: list[str]) ->
         if value is None or not _PART_OF_A_NAME.fullmatch(value):
             faults.append(
                 f"{name!r}: {value!r} cannot replace {{{group}}} in {template.config.target}; "
-                "the pattern must match letters, digits, _ and - only"
+                "the pattern must match letters, digits, _ and - only; to take this source, too, name it itself"
             )
             return None
         values[group] = value

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from threading import RLock
 from typing import Any
 
@@ -63,6 +63,7 @@ class TableAtRest:
     def shown(self) -> ParkedTable:
         """Return a copy for users."""
         batches = list(self.batches.values())
+        left = self.due - time.monotonic()
         return ParkedTable(
             target=self.owner.target,
             sources=self.sources,
@@ -70,6 +71,7 @@ class TableAtRest:
             num_batches=len(batches),
             num_rows=sum(batch.num_rows for batch in batches),
             error=self.error,
+            next_attempt=datetime.now(timezone.utc) + timedelta(seconds=left) if left > 0 else None,
         )
 
     def __str__(self) -> str:

@@ -453,7 +453,14 @@ def test_a_table_at_rest(start_command, land, write_pipeline, read_rows, tmp_pat
     assert rows(read_rows, tmp_path / "lake/orders", "id", "name") == [(1, "a")]
     status = start_command("status", "--pipeline", "pipeline.toml")
     assert status.wait() == 0, status.stderr
-    assert "./lake/items: at rest, 1 record parked since " in " ".join(status.stdout.split())
+    told = (
+        r"\./lake/items: at rest since \S+ \S+ UTC; 1 record waits QuarantineLimitError: .* To take up a table at rest"
+    )
+    assert re.search(told, " ".join(status.stdout.split()))
+    status = start_command("status", "lake/orders/", "--pipeline", "pipeline.toml", "--html", "page.html")
+    assert status.wait() == 0, status.stderr
+    assert "at rest" not in status.stdout
+    assert not Parsed((tmp_path / "page.html").read_text()).all("section", "at-rest")
 
     (tmp_path / "pipeline.toml").write_text(mended)
     land("2.json", ("shop.items", {"id": 1, "qty": 6}), ("shop.items", {"id": 2, "qty": 1}))

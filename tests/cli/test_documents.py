@@ -10,7 +10,7 @@ import pytest
 from stream_merge.cli.errors import ExitCode
 from stream_merge.cli.run.runner import FIRST_DELAY, LONGEST_DELAY, MAX_RETRIES_ONCE
 from tests.cli.test_status import AT_80
-from tests.cli.test_watch import OVERVIEW_AT_80
+from tests.cli.test_watch import AT_REST_AT_80, OVERVIEW_AT_80
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
@@ -32,6 +32,7 @@ def test_the_status_is_what_the_command_prints():
 
 def test_the_overview_is_what_the_command_prints():
     assert f"{OVERVIEW_AT_80}\n" in blocks(GUIDE)
+    assert f"{AT_REST_AT_80}\n" in blocks(GUIDE)
 
 
 def test_the_two_lines_are_those_of_the_example():

@@ -1,12 +1,15 @@
 """What the terminal shows, and the lines of a log."""
 
 import io
+import re
+from datetime import datetime, timezone
 
 import pytest
 from rich.console import Console
 
 from stream_merge.cli.run.progress import Progress, State
 from stream_merge.cli.show.live import LiveView, count, duration, render, result_line
+from stream_merge.metrics import ParkedTable
 
 
 class Clock:
@@ -149,9 +152,60 @@ def test_a_line_of_the_log_says_what_was_merged(progress, make_result):
         conflicts=("ConcurrentAppendException",),
         execution_time_ms=1_240,
     )
-    assert result_line(result, progress.snapshot()) == (
+    assert result_line(result, progress.total_offset_lag()) == (
         "./lake/orders: batch 7, version 9: 1,500 rows, 1,000 inserted, 400 updated, 90 deleted, 10 set aside, 1 "
         "conflict in 1.2 s; 12,000 records behind"
     )
     skipped = make_result(batch_id=7, skipped=True)
-    assert result_line(skipped, progress.snapshot()) == "./lake/orders: batch 7 skipped: the table has it already"
+    assert result_line(skipped, None) == "./lake/orders: batch 7 skipped: the table has it already"
+
+
+def parked(target, num_rows, error, next_attempt=None):
+    return ParkedTable(
+        target=target,
+        sources=("x",),
+        since=datetime.fromtimestamp(400, timezone.utc),
+        num_batches=3,
+        num_rows=num_rows,
+        error=error,
+        next_attempt=None if next_attempt is None else datetime.fromtimestamp(next_attempt, timezone.utc),
+    )
+
+
+def test_tables_at_rest_are_told_with_since_when_why_how_much_and_what_to_do(progress):
+    """Also one that was not merged since the start; the reason has line ends, markup, and more than there is room."""
+    why = "QuarantineLimitError: [red]rows[/]\n" + "are too many " * 20
+    found = (parked("./s3cret/items", 1, "no permission"), parked("./lake/orders", 1_207, why, 1_114))
+    progress.watch_parked(lambda: found)
+    text = shown(progress, 80, mask=lambda text: text.replace("s3cret", "***"))
+    assert text.splitlines()[1] == "tables at rest"
+    assert text.split("\n", 5)[5] == (
+        "./lake/orders: at rest since 1970-01-01 00:06:40 UTC; 1,207 records wait; next\n"
+        "attempt in 42 s\n"
+        "  QuarantineLimitError: [red]rows[/] are too many are too many are too many are\n"
+        "  too many are too many are too many are too many are too many are too many …\n"
+        "./***/items: at rest since 1970-01-01 00:06:40 UTC; 1 record waits; next attempt\n"
+        "with the next micro-batch\n"
+        "  no permission\n"
+        "To take up a table at rest, mend what its reason says. It is tried again by\n"
+        "itself: with the first micro-batch of each start, and at least every half hour\n"
+        "with a micro-batch. It then gets all that waits, in order."
+    )
+
+
+def test_many_tables_at_rest_leave_room_for_the_others(progress, make_result):
+    for number in range(30):
+        progress.on_result(make_result(f"./t{number:02d}", batch_id=13))
+    progress.watch_parked(lambda: tuple(parked(f"./t{number:02d}", 2, "why") for number in range(20)))
+    lines = shown(progress, 120, height=24).splitlines()
+    assert len(lines) <= 24
+    assert "and 16 more tables at rest, which stream-merge status --pipeline shows" in lines
+    assert [line.split(":")[0] for line in lines if ": at rest" in line] == ["./t00", "./t01", "./t02", "./t03"]
+
+
+def test_the_name_of_a_table_at_rest_is_coloured(progress):
+    progress.watch_parked(lambda: (parked("./lake/orders", 2, "why"),))
+    console = Console(width=120, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(render(progress.snapshot(), 120))
+    coloured = re.findall(r"\x1b\[33m *(\S[^\x1b]*?) *\x1b\[0m", console.file.getvalue())
+    assert coloured[:3] == ["· 1 table at rest", "./lake/orders", "10"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
 from stream_merge.cli.run.progress import Progress, State
 from stream_merge.cli.show.live_page import RecentResults, live_page, phases, served_page
 from stream_merge.cli.show.page import render
+from stream_merge.cli.show.parked import HOW_TO_TAKE_UP
+from stream_merge.metrics import ParkedTable
 from tests.cli.parsed_html import Parsed
 
 
@@ -159,3 +164,39 @@ def test_a_table_that_topics_name_later_appears_with_its_first_batch(running, ma
         "./lake/new",
         "./lake/orders",
     ]
+
+
+def test_a_table_at_rest_is_told_before_the_others_and_in_its_section(running):
+    progress, results = running
+    since = datetime(2026, 1, 1, 9, 58, 20, tzinfo=timezone.utc)
+    why = "ParkingError: <b>s3cret</b> is gone"
+    rests = [
+        ParkedTable(target=target, sources=("x",), since=since, num_batches=3, num_rows=1_207, error=why)
+        for target in ("./lake/orders", "./lake/never")
+    ]
+    rests[0] = dataclasses.replace(rests[0], next_attempt=since + timedelta(hours=1))
+    progress.watch_parked(lambda: tuple(rests))
+    page = Parsed(served_page(progress, results, lambda text: text.replace("s3cret", "***"))())
+    (told,) = page.all("section", "at-rest")
+    assert told.all("table", "resting")[0].rows() == [
+        ["table", "Since", "Records that wait", "Batches", "Next attempt", "Reason"],
+        [
+            "./lake/never",
+            "2026-01-01 09:58:20 UTC",
+            "1,207",
+            "3",
+            "with the next micro-batch",
+            "ParkingError: <b>***</b> is gone",
+        ],
+        ["./lake/orders", "2026-01-01 09:58:20 UTC", "1,207", "3", "in 57 min", "ParkingError: <b>***</b> is gone"],
+    ]
+    assert told.all("p", "notice")[0].text == HOW_TO_TAKE_UP
+    assert page.all("dl", "tiles")[0].facts()["Tables at rest"] == "2"
+    assert page.section("./lake/orders").all("h2")[0].text == (
+        "./lake/orders version 5; at rest since 2026-01-01 09:58:20 UTC; 1,207 records wait"
+    )
+    assert page.section("./lake/never").all("p", "problem")[0].text == (
+        "no micro-batch since the start of the command; at rest since 2026-01-01 09:58:20 UTC; 1,207 records wait"
+    )
+    progress.watch_parked(lambda: ())
+    assert not Parsed(served_page(progress, results, str)()).all("section", "at-rest")

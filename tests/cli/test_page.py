@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import re
+from datetime import datetime, timezone
 
 import pytest
 
@@ -16,9 +17,11 @@ from stream_merge.cli.show.live_page import RecentResults, served_page
 from stream_merge.cli.show.overview import Overview, TableState
 from stream_merge.cli.show.page import render
 from stream_merge.cli.show.page_style import FILE_POLICY, SCRIPT, SERVED_POLICY, STYLE
+from stream_merge.cli.show.parked import HOW_TO_TAKE_UP, AtRest
 from stream_merge.cli.show.quarantined import QuarantinedRows, Reason, Sample
 from stream_merge.cli.show.status import StatusError
 from stream_merge.cli.show.status_page import check_page_file, status_page, write_page
+from stream_merge.metrics import ParkedTable
 from tests.cli.parsed_html import LOADING, Parsed
 from tests.cli.sample_history import START_MS, commits_of, merge_metrics, overview_of_a_shop, row, status_of
 
@@ -344,3 +347,26 @@ def test_a_page_that_cannot_be_written_is_told(tmp_path):
         with pytest.raises(StatusError, match=re.escape(why)) as raised:
             check_page_file(tmp_path / name)
         assert raised.value.exit_code == 2
+
+
+def test_tables_at_rest_are_told_with_what_to_do():
+    since = datetime(2026, 1, 1, 9, tzinfo=timezone.utc)
+    parked = [
+        ParkedTable(target=target, sources=("x",), since=since, num_batches=2, num_rows=1, error="no\n<i>room</i>")
+        for target in ("lake/orders", "./lake/order_items")
+    ]
+    overview = dataclasses.replace(overview_of_a_shop(), at_rest=AtRest(tables=tuple(parked)))
+    page = Parsed(render(status_page(overview)))
+    (told,) = page.all("section", "at-rest")
+    assert told.all("table", "resting")[0].rows()[1:] == [
+        [target, "2026-01-01 09:00:00 UTC", "1", "2", "by the running pipeline", "no <i>room</i>"]
+        for target in ("lake/orders", "./lake/order_items")
+    ]
+    assert told.all("p", "notice")[0].text == HOW_TO_TAKE_UP
+    resting = "at rest since 2026-01-01 09:00:00 UTC; 1 record waits"
+    assert page.section("./lake/orders").all("h2")[0].text.endswith(f"; {resting}")
+    assert page.section("./lake/order_items").all("p", "problem")[0].text == f"not there yet; {resting}"
+
+    problem = dataclasses.replace(overview, at_rest=AtRest(problem="./parked can't be read: <no>"))
+    (told,) = Parsed(render(status_page(problem))).all("section", "at-rest")
+    assert told.text == "Tables at rest ./parked can't be read: <no>"

@@ -21,6 +21,7 @@ from stream_merge.cli.show.status_facts import summary
 from stream_merge.cli.show.status_view import print_status
 from tests.cli.parsed_html import Parsed
 from tests.cli.sample_history import QUERY, START_MS, commits_of, commits_of_a_stream, merge_metrics, row, status_of
+from tests.cli.sample_parked import write_parked
 
 START = datetime(2026, 1, 1, 10, tzinfo=timezone.utc)
 
@@ -398,12 +399,12 @@ def test_a_table_by_name(spark, create_source):
 def load(make_pipeline, tmp_path):
     """Return a function that makes the loaded file of a pipeline with some tables."""
 
-    def loaded(*tables, secrets=()):
+    def loaded(*tables, secrets=(), parking=None):
         known = Secrets()
         for value in secrets:
             known.add(value)
         source = {"format": "kafka", "bootstrap_servers": "localhost:9092", "topic_pattern": ".*"}
-        pipeline = make_pipeline(source, *tables, pipeline={"checkpoint": f"{tmp_path}/checkpoint"})
+        pipeline = make_pipeline(source, *tables, pipeline={"checkpoint": f"{tmp_path}/checkpoint", "parking": parking})
         return LoadedPipeline(pipeline=pipeline, path=tmp_path / "p.toml", secrets=known, lines={})
 
     return loaded
@@ -456,6 +457,39 @@ def test_the_tables_of_a_pipeline_with_their_quarantine(spark, written_table, cr
         f"{tmp_path}/late",
     ]
     assert "NULL in a key (id)" in page.section(written_table).all("div", "quarantine")[0].text
+
+
+def test_tables_at_rest_are_told_of_a_pipeline_and_of_one_table(spark, written_table, create_source, load, tmp_path):
+    parked = f"{tmp_path}/s3cret"
+    mine, other = (1, written_table, "orders", "no s3cret"), (3, f"{tmp_path}/items", "items", "why")
+    write_parked(spark, parked, [mine, (2, *mine[1:]), other])
+    tables = [{"source": name, "target": target, "keys": ["id"]} for _, target, name, _ in (mine, other)]
+    loaded = load(*tables, secrets=["s3cret"], parking=parked)
+
+    def shown(table):
+        console = Console(width=200, file=io.StringIO())
+        html = tmp_path / "page.html"
+        request = Request(table=table, loaded=loaded, plot=None, html=html, limit=None, interval=None)
+        show_status(spark, request, console, console.print)
+        told = Parsed(html.read_text()).all("table", "resting")
+        return console.file.getvalue(), [row[0] for each in told for row in each.rows()[1:]]
+
+    text, on_page = shown(None)
+    since = "at rest since 2026-01-01 09:58:20 UTC"
+    assert f"{written_table}: {since}; 2 records wait\n  no ***\n" in text
+    assert f"{tmp_path}/items: {since}; 1 record waits\n  why\n" in text
+    assert on_page == sorted([written_table, f"{tmp_path}/items"])
+    # In another spelling; and one that is not at rest.
+    text, on_page = shown(f"{written_table}/")
+    assert f"{written_table}: {since}; 2 records wait\n  no ***\nTo take up a table at rest" in text
+    assert "1 record waits" not in text
+    assert on_page == [written_table]
+    create_source("id INT", [(1,)]).write.format("delta").save(f"{tmp_path}/parked-not")
+    loaded = load(*tables, parking=f"{tmp_path}/parked-not")
+    text, on_page = shown(None)
+    assert f"{tmp_path}/parked-not can't be read, so tables at rest are not known: " in text
+    assert "is no parking table of stream_merge" in text
+    assert on_page == []
 
 
 def test_a_table_is_watched_while_it_is_written(spark, written_table, create_source, load, tmp_path):

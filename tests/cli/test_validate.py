@@ -439,7 +439,22 @@ def test_several_tables(find, land):
         "pipeline.toml:10: tables: no table takes the rows of shop.visits; add a [[tables]], or set unknown = "
         '"ignore" to drop them',
         'pipeline.toml:16: tables[1].source: "c.d" of shop.c.d cannot be part of target; the pattern must match '
-        "letters, digits, _ and - only",
+        "letters, digits, _ and - only; to take this source, too, give it a [[tables]] of its own with source = "
+        '"shop.c.d"',
+    ]
+
+
+def test_a_source_that_two_patterns_match(find, land):
+    """The first section names one of the two sources, so that only the other is ambiguous."""
+    land(event(0, {"id": 1}, topic="shop.orders"), event(1, {"id": 1}, topic="shop.customers"))
+    wide = (
+        "[[tables]]\nsource = 're:shop\\.(?P<name>\\w+)'\n"
+        'target = "./lake/all_{name}"\nkeys = ["id"]\ncolumns = "id BIGINT"\n'
+    )
+    assert find(SEVERAL + wide) == [
+        "pipeline.toml:21: tables[2].source: shop.customers matches re:shop\\.(?P<name>\\w+) and "
+        "re:shop\\.(?P<table>c.*); narrow a pattern, or give shop.customers a [[tables]] of its own with source = "
+        '"shop.customers"'
     ]
 
 

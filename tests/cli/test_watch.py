@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+from datetime import datetime, timezone
 
 import pytest
 from rich.console import Console
@@ -13,9 +14,11 @@ from typer.testing import CliRunner
 from stream_merge.cli.app import app
 from stream_merge.cli.show.overview import AskedTable, TableState, asked_table
 from stream_merge.cli.show.overview_view import render_overview
+from stream_merge.cli.show.parked import AtRest
 from stream_merge.cli.show.status import StatusError
 from stream_merge.cli.show.status_command import Request, _StatusCommand
 from stream_merge.cli.show.watch import watch
+from stream_merge.metrics import ParkedTable
 from tests.cli.sample_history import commits_of_a_stream, overview_of_a_shop, status_of
 
 OVERVIEW_AT_80 = """\
@@ -24,6 +27,12 @@ table               version  batch  commit  delay  rows/s  files  deleted  aside
 ./lake/customers        203    199    42 s  1.0 s     678     84     2.4%     11
 ./lake/orders           203    199    43 s  1.1 s     705    212    23.0%      6
 ./lake/order_items: not there yet"""
+AT_REST_AT_80 = """\
+./lake/items: at rest since 2026-01-01 09:58:20 UTC; 1,207 records wait
+  PermissionError: no permission to write to ./lake/items
+To take up a table at rest, mend what its reason says. It is tried again by
+itself: with the first micro-batch of each start, and at least every half hour
+with a micro-batch. It then gets all that waits, in order."""
 
 
 def console_of(width: int = 80, height: int = 40, **options) -> Console:
@@ -180,3 +189,21 @@ def test_what_cannot_be_shown_is_refused_before_spark_starts(tmp_path, monkeypat
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(sentence)
     assert CliRunner().invoke(app, ["status", "t", "--watch", "--interval", "0"]).exit_code == 2
+
+
+def test_tables_at_rest_are_told_below_with_what_to_do():
+    since = datetime(2026, 1, 1, 9, 58, 20, tzinfo=timezone.utc)
+    error = "PermissionError: no permission\nto write to ./lake/items"
+    table = ParkedTable(target="./lake/items", sources=("x",), since=since, num_batches=2, num_rows=1_207, error=error)
+    overview = dataclasses.replace(overview_of_a_shop(), at_rest=AtRest(tables=(table,)))
+    assert printed(overview, 80) == f"{OVERVIEW_AT_80}\n{AT_REST_AT_80}"
+    hostile = dataclasses.replace(table, target="./hush-hush/[b]x[/nothing]", error="[red]no[/] hush-hush")
+    shown = printed(
+        dataclasses.replace(overview, at_rest=AtRest(tables=(hostile,))), 100, lambda t: t.replace("hush-hush", "***")
+    ).splitlines()
+    assert shown[5:7] == [
+        "./***/[b]x[/nothing]: at rest since 2026-01-01 09:58:20 UTC; 1,207 records wait",
+        "  [red]no[/] ***",
+    ]
+    unknown = dataclasses.replace(overview, at_rest=AtRest(problem="./parked can't be read: [no]"))
+    assert printed(unknown, 100).splitlines()[5:] == ["./parked can't be read: [no]"]

@@ -22,7 +22,7 @@ from stream_merge.cli.file.pipeline import TableSettings
 from stream_merge.cli.query.decoding import Decoder, target_schema
 from stream_merge.cli.query.sources import is_path
 from stream_merge.cli.query.spark_messages import short_message
-from stream_merge.cli.query.tables import FoundTable, find_table, sink_options
+from stream_merge.cli.query.tables import FoundTable, find_table, matching_tables, sink_options
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.debezium.settings import tells_keys
 from stream_merge.errors import ConfigError, StreamMergeError, UnresolvedColumnError
@@ -62,6 +62,7 @@ def find_table_faults(spark: SparkSession, loaded: LoadedPipeline, *, reads_sour
                 ("tables",),
                 f'no table takes the rows of {name}; add a [[tables]], or set unknown = "ignore" to drop them',
             )
+        yield from _ambiguous(loaded, name, table)
     for number, settings in enumerate(pipeline.tables):
         tables = [(name, table) for name, table in found if table is not None and table.number == number]
         ddl_faults = list(_ddl_faults(loaded, number, settings))
@@ -75,6 +76,19 @@ def find_table_faults(spark: SparkSession, loaded: LoadedPipeline, *, reads_sour
         if not tables and "{" not in settings.target:
             table = FoundTable(number=number, settings=settings, target=settings.target, quarantine=settings.quarantine)
             yield from _TableCheck(spark, loaded, table, settings.source or "").target_faults()
+
+
+def _ambiguous(loaded: LoadedPipeline, name: str, found: FoundTable | None) -> Iterator[Fault]:
+    """Yield the fault of a source that two patterns match, which `run` refuses, too."""
+    if found is None or found.settings.source in (None, name):
+        return
+    others = [table for table in matching_tables(loaded.pipeline, name) if table.number != found.number]
+    if others:
+        yield loaded.fault(
+            ("tables", others[0].number, "source"),
+            f"{name} matches {others[0].settings.source} and {found.settings.source}; narrow a pattern, or give "
+            f'{name} a [[tables]] of its own with source = "{name}"',
+        )
 
 
 def _ddl_faults(loaded: LoadedPipeline, number: int, table: TableSettings) -> Iterator[Fault]:
@@ -112,7 +126,8 @@ class _TableCheck:
                 yield self._fault(
                     "source",
                     f'"{value}" of {self.source} cannot be part of target; '
-                    "the pattern must match letters, digits, _ and - only",
+                    "the pattern must match letters, digits, _ and - only; to take this source, too, give it a "
+                    f'[[tables]] of its own with source = "{self.source}"',
                 )
         path = local_path(target) if is_path(target) else None
         fault = find_folder_fault(path) if path is not None else None

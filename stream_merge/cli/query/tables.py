@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -164,12 +164,17 @@ def find_table(pipeline: Pipeline, source: str) -> FoundTable | None:
     for number, settings in enumerate(pipeline.tables):
         if settings.source == source:
             return FoundTable(number=number, settings=settings, target=settings.target, quarantine=settings.quarantine)
+    return next(matching_tables(pipeline, source), None)
+
+
+def matching_tables(pipeline: Pipeline, source: str) -> Iterator[FoundTable]:
+    """Yield the tables whose patterns match a source; `run` refuses a source that has several and is not named."""
     for number, settings in enumerate(pipeline.tables):
         name = settings.source or ""
         match = re.fullmatch(name.removeprefix(PATTERN_PREFIX), source) if name.startswith(PATTERN_PREFIX) else None
         if match is not None:
             groups = match.groupdict()
-            return FoundTable(
+            yield FoundTable(
                 number=number,
                 settings=settings,
                 target=settings.target.format_map(groups) if groups else settings.target,
@@ -177,7 +182,6 @@ def find_table(pipeline: Pipeline, source: str) -> FoundTable | None:
                 if groups and settings.quarantine is not None
                 else settings.quarantine,
             )
-    return None
 
 
 def known_targets(pipeline: Pipeline) -> dict[str, int]:

@@ -63,6 +63,10 @@ class ReadTopics:
             self._known |= found
             self._write()
 
+    def ends_of(self, batch_id: int) -> dict[str, Any] | None:
+        """Return where a micro-batch ends, by topic and partition; None if the checkpoint does not have it."""
+        return self._read(f"offsets/{batch_id}") if batch_id >= 0 else None
+
     def _find_made_anew(self, found: Mapping[str, str]) -> list[str]:
         return [topic for topic, topic_id in found.items() if self._known.get(topic, topic_id) != topic_id]
 

@@ -115,7 +115,7 @@ class Snapshot:
     @property
     def total_offset_lag(self) -> int | None:
         """Records behind the newest offset, summed over topics; None if the source has no offsets."""
-        return sum(self.offset_lag.values()) if self.offset_lag else None
+        return _total(self.offset_lag)
 
     def sequence_lag(self, table: TableProgress) -> float | None:
         """Return how many seconds a table is behind its source; see `Progress.sequence_lag`."""
@@ -177,6 +177,11 @@ class Progress:
                 now=now,
                 parked=parked,
             )
+
+    def total_offset_lag(self) -> int | None:
+        """Return what a copy has as `total_offset_lag`, without the copy, which grows with the number of tables."""
+        with self._lock:
+            return _total(self._offset_lag)
 
     def sequence_lag(self, target: str) -> float | None:
         """Return how many seconds a table is behind its source; None if the source has no times.
@@ -265,6 +270,10 @@ def _copy(table: TableProgress, now: float, started_at: float) -> TableProgress:
         merged.popleft()
     seconds = min(RATE_SECONDS, max(1.0, now - started_at))
     return replace(table, rows_per_second=sum(rows for _, rows in merged) / seconds, merged=deque())
+
+
+def _total(offset_lag: Mapping[str, int]) -> int | None:
+    return sum(offset_lag.values()) if offset_lag else None
 
 
 def _number(value: object) -> float | None:

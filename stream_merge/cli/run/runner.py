@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stream_merge.bridge.read_limit import limit_rows
+from stream_merge.cli.checks.removed_tables import read_before, warn_of_removed_tables
 from stream_merge.cli.checks.source_checks import find_missing_topics, find_topics, is_missing_topic
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.durations import parse_interval
@@ -75,6 +76,7 @@ class Runner:
         self._gate = BatchGate(self._merge_checked)
         self._seen: tuple[int, str] | None = None
         self._has_looked_for_topics = False
+        self._has_looked_for_tables = False
         source = pipeline.source
         is_adaptive = isinstance(source, KafkaSource) and not limits_batches(source)
         self._batch_size = BatchSize(parse_interval(pipeline.pipeline.trigger) or timedelta(0)) if is_adaptive else None
@@ -146,6 +148,11 @@ class Runner:
     def _merge_checked(self, batch_df: DataFrame, batch_id: int) -> None:
         if self._topics is not None:
             self._topics.check_batch(batch_id)
+        if not self._has_looked_for_tables:
+            self._has_looked_for_tables = True
+            ends = None if self._topics is None else self._topics.ends_of(batch_id - 1)
+            sources = read_before(self._pipeline, batch_id, ends)
+            warn_of_removed_tables(self._spark, self._pipeline, sources)
         self._merge(batch_df, batch_id)
 
     def _run_query(self) -> ExitCode:

@@ -14,7 +14,9 @@ from stream_merge.cli.show.commits import split_phases
 from stream_merge.cli.show.formats import UNKNOWN, count, duration, percent, size, utc
 from stream_merge.cli.show.page import CommitLine, Page, Section, render
 from stream_merge.cli.show.page_style import REFRESH_SECONDS
+from stream_merge.cli.show.parked import in_order, next_attempt, waiting
 from stream_merge.cli.show.status_facts import MANY_DELETED, NUM_COMMITS, SUMMARY, Fact
+from stream_merge.cli.show.status_page import resting_line
 from stream_merge.metrics import MergeResult
 
 COLUMNS = tuple("behind" if name == "delay" else name for name in SUMMARY)
@@ -94,7 +96,8 @@ def live_page(snapshot: Snapshot, tables: Mapping[str, TableResults]) -> Page:
         snapshot: Its progress.
         tables: The last results of each table.
     """
-    targets = sorted({*tables, *snapshot.tables})
+    targets = sorted({*tables, *snapshot.tables, *(table.target for table in snapshot.parked)})
+    now = datetime.fromtimestamp(snapshot.now, timezone.utc)
     return Page(
         title=snapshot.name,
         now=_utc(snapshot.now),
@@ -106,6 +109,7 @@ def live_page(snapshot: Snapshot, tables: Mapping[str, TableResults]) -> Page:
         state=snapshot.state.value,
         facts=_facts(snapshot),
         notice=_notice(snapshot),
+        at_rest=tuple(resting_line(table, next_attempt(table, now)) for table in in_order(snapshot.parked)),
         refresh_seconds=REFRESH_SECONDS,
         is_served=True,
     )
@@ -129,6 +133,8 @@ def _facts(snapshot: Snapshot) -> tuple[Fact, ...]:
         Fact("Records behind", UNKNOWN if lag is None else f"{lag:,}"),
         Fact("Failures", f"{snapshot.num_failures:,}", snapshot.num_failures > 0),
     ]
+    if snapshot.parked:
+        facts.append(Fact("Tables at rest", f"{len(snapshot.parked):,}", needs_attention=True))
     if len(snapshot.offset_lag) > 1:
         most = sorted(snapshot.offset_lag.items(), key=lambda topic: (-topic[1], topic[0]))
         facts += [Fact(f"Behind in {topic}", f"{records:,}") for topic, records in most[:_MAX_TOPICS] if records]
@@ -143,12 +149,13 @@ def _notice(snapshot: Snapshot) -> str | None:
 
 
 def _section(snapshot: Snapshot, table: TableProgress | None, target: str, results: TableResults) -> Section:
+    resting = [waiting(parked) for parked in snapshot.parked if parked.target == target]
     if table is None:
-        return Section(target=target, problem="no micro-batch since the start of the command")
+        return Section(target=target, problem="; ".join(["no micro-batch since the start of the command", *resting]))
     last = results.merges[-1][1] if results.merges else None
     return Section(
         target=target,
-        note="" if table.version is None else f"version {table.version}",
+        note="; ".join([*([] if table.version is None else [f"version {table.version}"]), *resting]),
         summary=_summary(snapshot, table, results),
         tiles=_tiles(snapshot, table, results),
         phases=() if last is None else phases(last),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline
 from stream_merge.cli.query.tables import is_filled_by_name, known_tables
 from stream_merge.cli.query.topics import seen_topics
-from stream_merge.cli.show.parked import parked_lines
+from stream_merge.cli.show.parked import AtRest, read_at_rest
 from stream_merge.cli.show.quarantined import QuarantinedRows, read_quarantined
 from stream_merge.cli.show.status import Status, StatusError, read_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_MAX_PARALLEL = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +62,14 @@ class Overview:
         now: When they were read.
         tables: The tables in the order of the file.
         unlisted: Targets with placeholders, whose topics are not known.
-        parked: A line for each table at rest.
+        at_rest: The tables at rest.
     """
 
     name: str
     now: datetime
     tables: tuple[TableState, ...]
     unlisted: tuple[str, ...] = ()
-    parked: tuple[str, ...] = ()
+    at_rest: AtRest = field(default_factory=AtRest)
 
 
 def asked_tables(spark: SparkSession, pipeline: Pipeline) -> tuple[list[AskedTable], tuple[str, ...]]:
@@ -109,13 +113,29 @@ def read_table(spark: SparkSession, table: AskedTable, limit: int, *, with_quara
         return TableState(target=table.target, problem=error, quarantined=quarantined)
 
 
+def read_tables(
+    spark: SparkSession, tables: Sequence[AskedTable], limit: int, *, with_quarantine: bool
+) -> tuple[TableState, ...]:
+    """Read the state of tables, several at a time: a reading mostly waits for Spark to plan small jobs."""
+    from stream_merge.bridge.threads import run_side_by_side
+
+    tasks = {
+        f"{number}": partial(read_table, spark, table, limit, with_quarantine=with_quarantine)
+        for number, table in enumerate(tables)
+    }
+    outcomes = run_side_by_side(spark, tasks, max_parallel=_MAX_PARALLEL)
+    for error in outcomes.failures.values():
+        raise error
+    return tuple(outcomes.results[name] for name in tasks)
+
+
 def read_overview(spark: SparkSession, pipeline: Pipeline, limit: int, *, with_quarantine: bool = False) -> Overview:
     """Read the state of all tables of a pipeline; see `read_table`."""
     tables, unlisted = asked_tables(spark, pipeline)
     return Overview(
         name=pipeline.pipeline.name,
-        tables=tuple(read_table(spark, table, limit, with_quarantine=with_quarantine) for table in tables),
+        tables=read_tables(spark, tables, limit, with_quarantine=with_quarantine),
         now=datetime.now(timezone.utc),
         unlisted=unlisted,
-        parked=() if pipeline.pipeline.parking is None else parked_lines(spark, pipeline.pipeline.parking),
+        at_rest=read_at_rest(spark, pipeline.pipeline.parking),
     )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from stream_merge.cli.show.formats import end_of, plural, utc
 from stream_merge.cli.show.overview import Overview
+from stream_merge.cli.show.parked_view import render_at_rest
 from stream_merge.cli.show.status_facts import SUMMARY, Fact, summary
 from stream_merge.cli.show.status_view import ATTENTION
 
@@ -36,8 +37,7 @@ def render_overview(overview: Overview, width: int, mask: Callable[[str], str] =
         for target in overview.unlisted
     ]
     tables = [_tables(overview, width, mask)] if any(state.status for state in overview.tables) else []
-    parked = [Text(mask(line), style=ATTENTION) for line in overview.parked]
-    return Group(head, *tables, *_problems(overview, mask), *parked, *notes)
+    return Group(head, *tables, *_problems(overview, mask), *render_at_rest(overview.at_rest, mask), *notes)
 
 
 def _tables(overview: Overview, width: int, mask: Callable[[str], str]) -> Table:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from stream_merge.cli.show.formats import in_seconds
 from stream_merge.cli.show.page_style import FILE_POLICY, SCRIPT, STYLE
+from stream_merge.cli.show.parked import HOW_TO_TAKE_UP
 from stream_merge.cli.show.quarantined import NUM_REASONS, QuarantinedRows
 from stream_merge.cli.show.status_facts import BatchRow, Fact
 
@@ -21,6 +22,7 @@ Text: TypeAlias = Callable[[str], str]
 """Masks and escapes a text."""
 
 COMMIT_COLUMNS = ("Source", "Inserted", "Updated", "Deleted", "Left out", "Quarantined")
+AT_REST_COLUMNS = ("Since", "Records that wait", "Batches", "Next attempt", "Reason")
 PHASES = ("source", "locate", "stage", "rest", "commit", "maintenance")
 """The phases that have a colour."""
 
@@ -79,6 +81,25 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resting:
+    """A table at rest, as a line of the page.
+
+    Attributes:
+        target: Path or name of the table.
+        since: When its first record was parked.
+        numbers: How many records wait, and of how many micro-batches.
+        next_attempt: When it is tried again.
+        reason: Why it is at rest.
+    """
+
+    target: str
+    since: str
+    numbers: tuple[str, str]
+    next_attempt: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """The page.
 
@@ -90,6 +111,8 @@ class Page:
         state: The state of the pipeline, if it is known.
         facts: Facts of the pipeline as a whole.
         notice: What is wrong, or what the pipeline waits for.
+        at_rest: The tables at rest.
+        at_rest_problem: Why they are not known.
         notes: What the page does not show, and why.
         refresh_seconds: How often it is to be loaded anew; None for a page that stays as it is.
         is_served: Whether a server makes it, so that a script can replace what changes.
@@ -102,6 +125,8 @@ class Page:
     state: str | None = None
     facts: tuple[Fact, ...] = ()
     notice: str | None = None
+    at_rest: tuple[Resting, ...] = ()
+    at_rest_problem: str | None = None
     notes: tuple[str, ...] = ()
     refresh_seconds: int | None = None
     is_served: bool = False
@@ -129,6 +154,7 @@ def render(page: Page, mask: Callable[[str], str] = lambda text: text) -> str:
             "<body>",
             "<main>",
             _title(page, text),
+            *([_at_rest(page, text)] if page.at_rest or page.at_rest_problem else []),
             *([_list(page, text)] if len(page.sections) > 1 else []),
             *sections,
             *(f'<p class="faint">{text(note)}</p>' for note in page.notes),
@@ -173,6 +199,22 @@ def _title(page: Page, text: Text) -> str:
 def _word(value: str) -> str:
     """Return the letters of a value, for the name of a class."""
     return re.sub(r"[^a-z]", "", value)
+
+
+def _at_rest(page: Page, text: Text) -> str:
+    """Return a line for each table at rest, and what to do."""
+    lines = ['<section class="at-rest">', f"<h2>{text('Tables at rest')}</h2>"]
+    if page.at_rest_problem is not None:
+        lines.append(f'<p class="problem">{text(page.at_rest_problem)}</p>')
+    if page.at_rest:
+        rows = []
+        for table in page.at_rest:
+            cells = (table.since, *table.numbers, table.next_attempt, table.reason)
+            name = f'<th scope="row">{text(table.target)}</th>'
+            rows.append(f"<tr>{name}{''.join(f'<td>{text(cell)}</td>' for cell in cells)}</tr>")
+        lines.append(_table("table", AT_REST_COLUMNS, rows, text, style="resting"))
+        lines.append(f'<p class="notice">{text(HOW_TO_TAKE_UP)}</p>')
+    return "\n".join([*lines, "</section>"])
 
 
 def _list(page: Page, text: Text) -> str:

@@ -79,6 +79,8 @@ th.part { padding-left: 1.2rem; color: var(--faint); }
 .commits :is(td, th):nth-child(-n+3) { text-align: left; }
 .commits :is(td, th):last-child { text-align: left; min-width: 5rem; width: 22%; }
 .commits .bar { height: .6rem; }
+.at-rest { border-left: .3rem solid var(--warn); }
+.resting td:last-child { text-align: left; white-space: normal; min-width: 20rem; overflow-wrap: anywhere; }
 .other td { color: var(--faint); }
 .gone::before { content: "The pipeline does not answer; this is its last state."; display: block; padding: .5rem 1rem;
   color: var(--bad); background: var(--card); border-bottom: 1px solid var(--line); position: sticky; top: 0; }

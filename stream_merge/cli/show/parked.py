@@ -1,12 +1,15 @@
-"""Reads which tables of a pipeline are at rest, from its parking table."""
+"""Tells which tables of a pipeline are at rest, since when, why, and how they are taken up again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
+from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.query.failures import MAX_LENGTH
-from stream_merge.cli.show.formats import plural, utc
+from stream_merge.cli.show.formats import duration, plural, utc
 from stream_merge.errors import StreamMergeError
 from stream_merge.metrics import ParkedTable
 
@@ -14,16 +17,46 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def parked_lines(spark: SparkSession, parking: str) -> tuple[str, ...]:
-    """Return a line for each table for which a parking table has records, or why it cannot be read."""
+HOW_TO_TAKE_UP = (
+    "To take up a table at rest, mend what its reason says. It is tried again by itself: with the first micro-batch of "
+    "each start, and at least every half hour with a micro-batch. It then gets all that waits, in order."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRest:
+    """The tables at rest.
+
+    Attributes:
+        tables: The tables in the order of their names.
+        problem: Why they are not known; None if they are.
+    """
+
+    tables: tuple[ParkedTable, ...] = ()
+    problem: str | None = None
+
+    def of(self, key: str) -> AtRest:
+        """Return those with this target, in any spelling (`table_key`)."""
+        return replace(self, tables=tuple(table for table in self.tables if table_key(table.target) == key))
+
+
+def read_at_rest(spark: SparkSession, parking: str | None) -> AtRest:
+    """Return the tables for which a parking table has records; none without a parking table."""
+    if parking is None:
+        return AtRest()
     from stream_merge.routing.parking_table import ParkingTable
     from stream_merge.routing.tables_at_rest import at_rest
 
     try:
         found = [at_rest(parked).shown() for parked in ParkingTable(spark, parking).read()]
     except StreamMergeError as error:
-        return (f"{parking} can't be read: {error}",)
-    return lines_of(found)
+        return AtRest(problem=f"{parking} can't be read, so tables at rest are not known: {error}")
+    return AtRest(tables=in_order(found))
+
+
+def in_order(tables: Sequence[ParkedTable]) -> tuple[ParkedTable, ...]:
+    """Return tables in the order of their names."""
+    return tuple(sorted(tables, key=lambda table: table.target))
 
 
 def lines_of(tables: Sequence[ParkedTable]) -> tuple[str, ...]:
@@ -31,5 +64,22 @@ def lines_of(tables: Sequence[ParkedTable]) -> tuple[str, ...]:
     return tuple(
         f"{table.target}: at rest, {plural(table.num_rows, 'record')} parked since {utc(table.since)}: "
         f"{table.error[:MAX_LENGTH]}"
-        for table in sorted(tables, key=lambda table: table.target)
+        for table in in_order(tables)
     )
+
+
+def waiting(table: ParkedTable) -> str:
+    """Return since when a table is at rest, and how much waits for it."""
+    return f"at rest since {utc(table.since)}; {plural(table.num_rows, 'record')} wait" + "s" * (table.num_rows == 1)
+
+
+def next_attempt(table: ParkedTable, now: datetime) -> str:
+    """Return when a running pipeline tries a table again."""
+    if table.next_attempt is None or table.next_attempt <= now:
+        return "with the next micro-batch"
+    return f"in {duration((table.next_attempt - now).total_seconds())}"
+
+
+def reason(table: ParkedTable) -> str:
+    """Return why a table is at rest, in a line of any length: cut before it is masked, it could show half a secret."""
+    return " ".join(table.error.split())

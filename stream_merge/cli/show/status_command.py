@@ -9,12 +9,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from stream_merge.cli.errors import ExitCode
+from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.show.overview import AskedTable, Overview, asked_table, asked_tables, read_overview, read_table
 from stream_merge.cli.show.overview_view import render_overview
 from stream_merge.cli.show.page import render
+from stream_merge.cli.show.parked import AtRest, read_at_rest
+from stream_merge.cli.show.parked_view import render_at_rest
 from stream_merge.cli.show.status import Status, StatusError
 from stream_merge.cli.show.status_facts import NUM_COMMITS
 from stream_merge.cli.show.status_page import check_page_file, status_page, write_page
@@ -113,6 +116,7 @@ class _StatusCommand:
         self._spark = spark
         self._request = request
         self._console = console
+        self._at_rest = AtRest()
         self._table = None if request.table is None else self._asked(request.table)
 
     def mask(self, text: str) -> str:
@@ -137,6 +141,9 @@ class _StatusCommand:
             )
             self._write(overview)
             return overview
+        if request.loaded is not None:
+            at_rest = read_at_rest(self._spark, request.loaded.pipeline.pipeline.parking)
+            self._at_rest = at_rest.of(table_key(self._table.target))
         state = read_table(self._spark, self._table, request.limit or LIMIT, with_quarantine=request.html is not None)
         if state.problem is not None:
             raise state.problem
@@ -145,7 +152,10 @@ class _StatusCommand:
             from stream_merge.cli.show.plots import plot
 
             plot(state.status, request.plot)
-        self._write(Overview(name=self._table.target, now=datetime.now(timezone.utc), tables=(state,)))
+        overview = Overview(
+            name=self._table.target, now=datetime.now(timezone.utc), tables=(state,), at_rest=self._at_rest
+        )
+        self._write(overview)
         return state.status
 
     def _write(self, overview: Overview) -> None:
@@ -159,8 +169,10 @@ class _StatusCommand:
         width = self._console.width
         if isinstance(found, Overview):
             return render_overview(found, width, self.mask)
-        whole = render_status(found, width, self.mask)
+        at_rest = render_at_rest(self._at_rest, self.mask)
+        whole = Group(render_status(found, width, self.mask), *at_rest)
         if lines is None:
             return whole
         missing = len(self._console.render_lines(whole)) - (lines - 1)
-        return render_status(found, width, self.mask, max(0, NUM_COMMITS - max(0, missing)))
+        num_commits = max(0, NUM_COMMITS - max(0, missing))
+        return Group(render_status(found, width, self.mask, num_commits), *at_rest)

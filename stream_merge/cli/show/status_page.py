@@ -6,10 +6,12 @@ from pathlib import Path
 from secrets import token_hex
 
 from stream_merge.cli.errors import ExitCode
+from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.show.commits import Commit
 from stream_merge.cli.show.formats import UNKNOWN, or_dash, percent, plural, rate, span, utc
 from stream_merge.cli.show.overview import Overview, TableState
-from stream_merge.cli.show.page import CommitLine, Page, Section
+from stream_merge.cli.show.page import CommitLine, Page, Resting, Section
+from stream_merge.cli.show.parked import AtRest, reason, waiting
 from stream_merge.cli.show.status import Status, StatusError
 from stream_merge.cli.show.status_facts import (
     MANY_DELETED,
@@ -23,7 +25,10 @@ from stream_merge.cli.show.status_facts import (
     summary,
     table_facts,
 )
+from stream_merge.metrics import ParkedTable
 
+NOT_RUNNING = "by the running pipeline"
+"""What a page that reads tables knows of the next attempt."""
 RECENT = 100
 """Conflicts and quarantined rows are counted over so many of the last merges."""
 
@@ -39,27 +44,39 @@ def status_page(overview: Overview, refresh_seconds: int | None = None) -> Page:
         title=overview.name,
         now=utc(overview.now),
         columns=SUMMARY,
-        sections=tuple(_section(state) for state in overview.tables),
+        sections=tuple(_section(state, overview.at_rest.of(table_key(state.target))) for state in overview.tables),
         notes=(
-            *overview.parked,
             *(
                 f"{target}: its tables are not listed, since their topics are not known here."
                 for target in overview.unlisted
             ),
         ),
+        at_rest=tuple(resting_line(table, NOT_RUNNING) for table in overview.at_rest.tables),
+        at_rest_problem=overview.at_rest.problem,
         refresh_seconds=refresh_seconds,
     )
 
 
-def _section(state: TableState) -> Section:
-    status = state.status
+def resting_line(table: ParkedTable, next_attempt: str) -> Resting:
+    """Return a table at rest as a line of the page."""
+    return Resting(
+        target=table.target,
+        since=utc(table.since),
+        numbers=(f"{table.num_rows:,}", f"{table.num_batches:,}"),
+        next_attempt=next_attempt,
+        reason=reason(table),
+    )
+
+
+def _section(state: TableState, at_rest: AtRest) -> Section:
+    status, resting = state.status, "".join(f"; {waiting(table)}" for table in at_rest.tables)
     if status is None:
         assert state.problem is not None
-        problem = state.problem.in_short or str(state.problem)
+        problem = f"{state.problem.in_short or state.problem}{resting}"
         return Section(target=state.target, problem=problem, quarantined=state.quarantined)
     return Section(
         target=state.target,
-        note=f"version {status.version}, {head_line(status)}",
+        note=f"version {status.version}, {head_line(status)}{resting}",
         summary=tuple(summary(status)),
         tiles=_tiles(status),
         phases=tuple(status.last.phases_ms.items()),
