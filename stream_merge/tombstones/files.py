@@ -44,6 +44,9 @@ KEPT_MS = 7 * 24 * 3600 * 1000
 _AS_JSON = {**EXACT_TIMES, "timeZone": "UTC"}
 """In UTC, because the pattern has no seconds of an offset, which most zones had before they adopted a standard time."""
 
+_FROM_JSON = {**_AS_JSON, "timestampNTZFormat": "yyyy-MM-dd['T'HH:mm:ss.SSSSSS]"}
+"""A DATE has become a TIMESTAMP_NTZ, maybe, since the sequence was written."""
+
 _LACKS = "size(moved.unset) > 0"
 
 
@@ -145,7 +148,7 @@ class Tombstones:
     def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
         """Return, for each file, whether changes with this lowest sequence may be older than a tombstone in it."""
         highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
-        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
+        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _FROM_JSON)
         return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
 
     def may_hold(self, files: Sequence[TombstoneFile], sequence: Column) -> Column:
@@ -166,7 +169,7 @@ class Tombstones:
 
     def column_of(self, sequence: str) -> Column:
         """Return a sequence that the state holds as JSON, as a column."""
-        return F.from_json(F.lit(sequence), self.sequence_type, _AS_JSON)
+        return F.from_json(F.lit(sequence), self.sequence_type, _FROM_JSON)
 
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
         """Return whether a target row is older than a sequence in JSON."""
@@ -334,7 +337,9 @@ class Tombstones:
             newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
         counts = [F.count("moved"), F.count_if(F.expr(_LACKS))] if has_moved else [F.lit(0), F.lit(0)]
         with persisted(newest) as newest:
-            facts = summary(newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts, _highest())
+            facts = summary(
+                newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts, _highest()
+            )
             if not facts[0]:
                 return None
             return TombstoneFile(

@@ -311,3 +311,109 @@ def test_a_table_without_a_key_follows(spark, create_table, create_source, read_
     )
     merge("a: INT", (None, (2,), "d", 6))
     assert read_rows(path, "a", "n") == [(1, None), (2**40, "x"), (5, "y")]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.every_case
+@pytest.mark.parametrize("op", ["d", "t"])
+def test_deletes_stay_when_the_days_of_a_sequence_get_a_clock(create_table, create_source, read_rows, op):
+    path = create_table("id INT, v STRING, at DATE", properties=WIDENING)
+    options = {"delete_when": "op = 'd'", "truncate_when": "op = 't'", "except_columns": ["op"]}
+    sink = following(path, sequence_by="at", **options)
+    columns = "id INT, v STRING, at DATE, op STRING"
+    sink.merge(create_source(columns, [(1, "a", date(2026, 1, 1), "u")]))
+    sink.merge(create_source(columns, [(1, None, date(2026, 1, 5), op)]))
+    late, new = (1, "late", datetime.fromisoformat("2026-01-04T23:59:59.999999"), "u"), (2, "other", AT, "u")
+    newer = (3, "newer", datetime.fromisoformat("2026-01-05T00:00:00.000001"), "u")
+    result = sink.merge(create_source(columns.replace("DATE", "TIMESTAMP_NTZ"), [late, new, newer]))
+    # A TRUNCATE concerns all keys.
+    expected = (1, [2, 3]) if op == "d" else (2, [3])
+    assert (result.num_outdated_rows, [row["id"] for row in read_rows(path)]) == expected
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize(
+    ("kept", "value", "sent", "same", "other"),
+    [
+        ("INT", 5, "DOUBLE", 5.0, 5.5),
+        ("FLOAT", 0.1, "DOUBLE", 0.10000000149011612, 1e300),
+        ("DATE", date(2026, 1, 2), "TIMESTAMP_NTZ", datetime.fromisoformat("2026-01-02"), AT),
+        ("STRUCT<n: INT>", (5,), "STRUCT<n: DOUBLE>", (5.0,), (5.5,)),
+        ("INT", 5, "DECIMAL(12, 2)", Decimal("5.00"), None),
+    ],
+)
+def test_rows_without_a_key_are_found_whatever_type_they_came_in(
+    spark, create_table, create_source, read_rows, kept, value, sent, same, other
+):
+    path = create_table(f"a {kept}")
+    options = {"keys": None, "before": "b", "delete_when": "op = 'd'", "except_columns": ["b", "op", "s"]}
+
+    def merge(kind, *rows):
+        source = create_source(f"a {kind}, b STRUCT<a: {kind}>, op STRING, s INT", rows)
+        following(path, **options).merge(source)
+
+    merge(kept, (value, None, "c", 1), (value, None, "c", 2))
+    merge(sent, (None, (same,), "d", 3), (same, None, "c", 4))
+    merge(sent, (None, (same,), "d", 5), (None, (same,), "d", 6))
+    assert read_rows(path, "a") == []
+    if other is None:
+        assert schema_of(spark, path)["a"] == "decimal(12,2)"
+        return
+    assert schema_of(spark, path)["a"] == kept.lower().replace(": ", ":")
+    with pytest.raises(StreamMergeError):
+        merge(sent, (other, None, "c", 7))
+
+
+@pytest.mark.any_strategy
+def test_a_change_leaves_the_column_alone_that_has_the_values_of_another(create_table, create_source, read_rows):
+    path = create_table("id INT, Notes INT, v STRING")
+    sink = following(path, "lenient", unchanged_columns="unsent", except_columns=["unsent", "s"])
+
+    def merge(kind, *rows):
+        sink.merge(create_source(f"id INT, Notes {kind}, v STRING, s INT, unsent ARRAY<STRING>", rows))
+
+    merge("INT", (1, 5, "a", 1, []))
+    merge("STRING", (1, "text", "b", 2, []), (2, "more", "b", 2, None))
+    merge("STRING", (1, None, "c", 3, ["notes"]), (2, None, "c", 3, ["v", "Notes"]), (3, None, "new", 3, ["Notes"]))
+    assert read_rows(path, "id", "Notes", "Notes__string", "v") == [
+        (1, None, "text", "c"),
+        (2, None, "more", "b"),
+        (3, None, None, "new"),
+    ]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delete_when": "source.N = '9'"},
+        {"truncate_when": "n = '9'", "ignore_null_updates": True},
+        {"ignore_null_updates": ["n"]},
+        {"sequence_by": ["CAST(n AS DOUBLE)", "s"]},
+        {"tie_break_by": ["n"]},
+    ],
+    ids=str,
+)
+def test_a_column_that_decides_what_a_change_does_keeps_its_values(
+    spark, create_table, create_source, read_rows, options
+):
+    path = create_table("id INT, n INT")
+    sink = following(path, "lenient", **options)
+    sink.merge(create_source("id INT, n INT, s INT", [(1, 1, 1), (2, 1, 1)]))
+    sink.merge(create_source("id INT, n STRING, s INT", [(2, "8", 2)]))
+    assert ("n__string" in schema_of(spark, path), read_rows(path, "id", "n")) == (False, [(1, 1), (2, 8)])
+    with pytest.raises(StreamMergeError):
+        sink.merge(create_source("id INT, n STRING, s INT", [(2, "many", 3)]))
+    if "delete_when" in options:
+        sink.merge(create_source("id INT, n STRING, s INT", [(2, "9", 4)]))
+        assert read_rows(path, "id", "n") == [(1, 1)]
+
+
+@pytest.mark.any_strategy
+def test_an_option_may_not_name_a_column_that_the_source_has_dropped(create_table, create_source, read_rows):
+    path = create_table("id INT, gone BOOLEAN, n INT")
+    sink = following(path, delete_when="gone")
+    sink.merge(create_source("id INT, gone BOOLEAN, n INT, s INT", [(1, False, 1, 1)]))
+    with pytest.raises(StreamMergeError, match="gone"):
+        sink.merge(create_source("id INT, n INT, s INT", [(1, 2, 2)]))
+    assert read_rows(path, "id", "gone", "n") == [(1, False, 1)]
