@@ -11,7 +11,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from stream_merge import merge_sink
-from stream_merge.errors import SchemaChangedError, StreamMergeError
+from stream_merge.errors import SchemaChangedError, SchemaMismatchError, StreamMergeError
 from tests.spark.delta_log import actions_of, latest_version
 
 AT = datetime.fromisoformat("2026-01-02T03:00:00")
@@ -360,8 +360,12 @@ def test_rows_without_a_key_are_found_whatever_type_they_came_in(
         assert schema_of(spark, path)["a"] == "decimal(12,2)"
         return
     assert schema_of(spark, path)["a"] == kept.lower().replace(": ", ":")
-    with pytest.raises(StreamMergeError):
-        merge(sent, (other, None, "c", 7))
+    merge(sent, (same, None, "c", 7))
+    # Nor is the other value's removal that of the value to which it would be rounded.
+    for row in ((other, None, "c", 8), (None, (other,), "d", 8)):
+        with pytest.raises(SchemaMismatchError):
+            merge(sent, row)
+    assert len(read_rows(path)) == 1
 
 
 @pytest.mark.any_strategy
@@ -417,3 +421,38 @@ def test_an_option_may_not_name_a_column_that_the_source_has_dropped(create_tabl
     with pytest.raises(StreamMergeError, match="gone"):
         sink.merge(create_source("id INT, n INT, s INT", [(1, 2, 2)]))
     assert read_rows(path, "id", "gone", "n") == [(1, False, 1)]
+
+
+@pytest.mark.any_strategy
+def test_floats_of_a_sequence_count_with_all_their_digits_as_doubles(create_table, create_source, read_rows):
+    path = create_table("id INT, v STRING, at FLOAT", properties=WIDENING)
+    sink = following(path, sequence_by="at", delete_when="op = 'd'", except_columns=["op"])
+    # The nearest FLOAT is 123456790528, and its shortest text is 1.2345679E11.
+    sink.merge(create_source("id INT, v STRING, at FLOAT, op STRING", [(1, None, 123456790528.0, "d")]))
+    sink.merge(create_source("id INT, v STRING, at DOUBLE, op STRING", [(1, "late", 123456790300.0, "u")]))
+    assert read_rows(path) == []
+
+
+@pytest.mark.any_strategy
+def test_timestamps_stay_what_they_are_in_sessions_that_call_others_so(spark, create_table, create_source, read_rows):
+    path = create_table("id INT, n INT, v STRING, at TIMESTAMP_LTZ")
+    options = {"unchanged_columns": "u", "delete_when": "op = 'd'", "except_columns": ["op", "u"]}
+    # One local time in America/Sao_Paulo.
+    older, newer = (datetime.fromisoformat(f"2017-02-19T0{hour}:30:00+00:00") for hour in (1, 2))
+
+    def merge(*rows, **given):
+        source = create_source("id INT, n INT, v STRING, at TIMESTAMP_LTZ, op STRING, u ARRAY<STRING>", rows)
+        merge_sink(path, keys="id", **{**options, **given}).merge(source)
+
+    settings = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "America/Sao_Paulo"}
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        merge((1, 1, "new", newer, "u", []), (2, None, None, newer, "d", None), sequence_by="at")
+        merge((1, 2, "old", older, "u", []), (2, 2, "late", older, "u", ["v"]), sequence_by="at")
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    assert read_rows(path, "id", "n", "v") == [(1, 1, "new")]
+    assert schema_of(spark, path)["_stream_merge_column_sequences"] == "map<string,struct<s0:timestamp>>"
