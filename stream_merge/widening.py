@@ -108,6 +108,22 @@ def is_widened(kept: T.DataType, kind: T.DataType) -> bool:
     return kept.simpleString() != kind.simpleString()
 
 
+def keeps_text(kept: T.DataType, kind: T.DataType) -> bool:
+    """Return whether values of a type that the table has keep their text when the type is widened to another one.
+
+    5 is 5.0 as a DOUBLE, and a day has a clock as a TIMESTAMP_NTZ.
+    """
+    if isinstance(kept, T.StructType) and isinstance(kind, T.StructType):
+        types = {each.name.lower(): each.dataType for each in kind.fields}
+        return all(keeps_text(each.dataType, types[each.name.lower()]) for each in kept.fields)
+    if isinstance(kept, T.ArrayType) and isinstance(kind, T.ArrayType):
+        return keeps_text(kept.elementType, kind.elementType)
+    if isinstance(kept, T.MapType) and isinstance(kind, T.MapType):
+        return keeps_text(kept.keyType, kind.keyType) and keeps_text(kept.valueType, kind.valueType)
+    is_exact = all(isinstance(each, T.IntegralType | T.DecimalType) for each in (kept, kind))
+    return is_exact or kept.simpleString() == kind.simpleString()
+
+
 def lacks_fields(sent: T.DataType, kept: T.DataType) -> bool:
     """Return whether a struct of a type lacks fields that the same struct of another type has."""
     if isinstance(sent, T.StructType) and isinstance(kept, T.StructType):

@@ -21,7 +21,7 @@ from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig
 from stream_merge.key_index.index import KeyIndex
 from stream_merge.maintenance.upkeep import Upkeep
-from stream_merge.merge.lossless_casts import with_exact_values
+from stream_merge.merge import lossless_casts
 from stream_merge.merge.statement import merge_sql
 from stream_merge.metrics import COUNTERS, delta_name
 from stream_merge.partial_updates.registers import PartialUpdates, partial_clauses
@@ -176,8 +176,8 @@ class SinkCaches:
             own_columns=own_columns(config, partial),
             settings=_settings(config, transaction),
         )
-        if config.keeps_values and str(spark.conf.get("spark.sql.storeAssignmentPolicy")).upper() == "ANSI":
-            resolved = with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
+        if config.keeps_values and lossless_casts.is_wanted(spark):
+            resolved = lossless_casts.with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
         if partial is not None:
             of_rows = resolved
             resolved = of_rows.with_clauses(partial_clauses(of_rows, config, partial))

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -14,6 +15,11 @@ from pyspark.sql.types import (
     AtomicType,
     BinaryType,
     DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
     MapType,
     StringType,
     StructField,
@@ -22,13 +28,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from stream_merge.bridge.expressions import named_columns
 from stream_merge.bridge.transaction import Transaction
+from stream_merge.clauses import Expression
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaChangedError
-from stream_merge.sql import quote
+from stream_merge.sql import column_of, quote
 from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
-from stream_merge.widening import in_shape, is_widened, lacks_fields, wider
+from stream_merge.widening import in_shape, is_widened, keeps_text, lacks_fields, wider
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
@@ -93,6 +101,7 @@ def find_schema_changes(
     gone: Collection[str] = (),
     fixed: Collection[str] = (),
     can_widen: bool = True,
+    is_by_contents: bool = False,
 ) -> SchemaChanges:
     """Return what the columns of a batch ask of a table.
 
@@ -101,8 +110,10 @@ def find_schema_changes(
         source: The columns of the batch that are written.
         mode: The sink's `schema_changes`.
         gone: Lower-case names of columns that earlier batches had, and this one does not have.
-        fixed: Lower-case names of columns that no other column can stand for: those of keys and sequence.
+        fixed: Lower-case names of columns that no other column can stand for: those of keys and sequence, and those
+            that the sink's options name.
         can_widen: Whether the table may get type widening.
+        is_by_contents: Whether rows are identified by their contents, of which an id is made.
     """
     if mode is None or mode == "ignore":
         return NOTHING
@@ -122,7 +133,8 @@ def find_schema_changes(
         kind = _holding(kept[name].dataType, each.dataType)
         if kind is not None and kind.simpleString() == kept[name].dataType.simpleString():
             continue
-        if kind is not None and (can_widen or not is_widened(kept[name].dataType, kind)):
+        keeps_ids = kind is None or not is_by_contents or keeps_text(kept[name].dataType, kind)
+        if kind is not None and keeps_ids and (can_widen or not is_widened(kept[name].dataType, kind)):
             widened[kept[name].name] = kind
             continue
         other = f"{each.name}__{_in_name(each.dataType)}"
@@ -158,11 +170,29 @@ def decoded_type(kept: DataType, sent: DataType, mode: str | None) -> DataType:
         mode: The sink's `schema_changes`.
     """
     if mode is None or mode == "ignore":
-        return kept
+        return sent if _is_for_the_sink(kept, sent) else kept
     holding = _holding(kept, sent)
     if holding is not None:
         return holding
-    return kept if mode == "evolve" else sent
+    return kept if mode == "evolve" and not _is_for_the_sink(kept, sent) else sent
+
+
+def _is_for_the_sink(kept: DataType, sent: DataType) -> bool:
+    """Return whether the sink decides better than decoding does which values fit a column.
+
+    Decoding would cut off or round these without an error, or refuse 5.0 for an INT.
+    """
+    match kept:
+        case DateType():
+            return isinstance(sent, TimestampType | TimestampNTZType)
+        case FloatType():
+            return isinstance(sent, IntegralType | DoubleType)
+        case DoubleType():
+            return isinstance(sent, IntegralType)
+        case IntegralType():
+            return isinstance(sent, FloatType | DoubleType | DecimalType)
+        case _:
+            return False
 
 
 def can_hold(kept: DataType, sent: DataType) -> bool:
@@ -193,17 +223,42 @@ def schema_changes_of(config: SinkConfig, batch: DataFrame, transaction: Transac
     if remembers and any(name.lower() not in given and not name.startswith(RESERVED_PREFIX) for name in table.names):
         text = transaction.domain_metadata(DOMAIN)
         gone = set() if text is None else {*TombstoneManifest.from_json(text).columns} - given
-    changes = find_schema_changes(
+    find = partial(
+        find_schema_changes,
         table,
         StructType([each for each in batch.schema.fields if each.name in written]),
         mode,
         gone=gone,
-        fixed=fixed,
         can_widen=transaction.properties.get(WIDENING, "true").lower() == "true",
+        is_by_contents=is_keyless,
     )
+    changes = find(fixed=fixed)
+    if mode != "error" and (changes.replaced or changes.dropped):
+        changes = find(fixed={*fixed, *_named_in_options(config, batch, table)})
     if mode == "error" and not changes.is_nothing:
         raise SchemaChangedError(config.target, tuple(changes.texts()))
     return changes
+
+
+def _named_in_options(config: SinkConfig, batch: DataFrame, table: StructType) -> set[str]:
+    """Return the lower-case names of columns whose values decide what a change does: NULL would decide otherwise."""
+    present = {name.lower() for name in (*batch.columns, *table.names)}
+    named = {name.lower() for name in config.ignores_nulls_of(batch.columns)}
+    options = (
+        *config.sequence_parts,
+        config.delete_when,
+        config.truncate_when,
+        config.unchanged_columns,
+        config.old_key,
+        config.new_key,
+        config.error_column,
+    )
+    for option in options:
+        if isinstance(option, str) and option.lower() in present:
+            named.add(option.lower())
+        elif option is not None:
+            named |= named_columns(batch.sparkSession, option, config.source_alias)
+    return named
 
 
 def with_schema_changes(
@@ -244,7 +299,19 @@ def with_schema_changes(
         config = replace(config, merge_schema=True)
     if config.columns:
         config = replace(config, columns=(*config.columns, *changes.replaced.values()))
+    if config.unchanged_columns is not None and changes.replaced:
+        config = replace(config, unchanged_columns=_with_replaced(config.unchanged_columns, changes.replaced))
     return config, batch
+
+
+def _with_replaced(unchanged: Expression, replaced: Mapping[str, str]) -> Column:
+    """Return the names of columns that a change leaves alone with those that take the values in their place."""
+
+    def both(name: Column) -> Column:
+        pairs = [F.when(F.lower(name) == one.lower(), F.array(name, F.lit(other))) for one, other in replaced.items()]
+        return F.coalesce(*pairs, F.array(name))
+
+    return F.flatten(F.transform(column_of(unchanged), both))
 
 
 def without_schema_changes(rows: DataFrame, columns: Sequence[str], changes: SchemaChanges) -> DataFrame:

@@ -23,7 +23,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
 from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.order.sequence import stored_in, with_sequence
-from stream_merge.sql import quote
+from stream_merge.sql import quote, sql_type
 from stream_merge.steps import reached
 from stream_merge.table.log_stores import check_log_store
 
@@ -138,12 +138,12 @@ def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) ->
     )
     if columns == (SEQUENCE,) and SEQUENCE not in schema.names:
         added = with_sequence(batch, config.sequence_parts, config.source_alias, None).schema[SEQUENCE]
-        missing[SEQUENCE] = added.dataType.simpleString()
+        missing[SEQUENCE] = sql_type(added.dataType)
         schema.add(added)
     if config.sets_columns and COLUMN_SEQUENCES not in schema.names:
         partial = bind(config, batch, schema).partial
         if partial is not None:
-            missing[COLUMN_SEQUENCES] = partial.sequences_type.simpleString()
+            missing[COLUMN_SEQUENCES] = sql_type(partial.sequences_type)
     return missing
 
 
@@ -170,7 +170,7 @@ def _other_types(path: str, kept: DataType, wanted: DataType) -> Iterator[tuple[
         for one, other in zip(kept.fields, wanted.fields, strict=False):
             yield from _other_types(f"{path}.{one.name}", one.dataType, other.dataType)
     elif kept != wanted:
-        yield path, wanted.simpleString()
+        yield path, sql_type(wanted)
 
 
 def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
@@ -205,9 +205,9 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
         reached("columns_added")
     if lacks_feature:
         reached("feature_added")
-    for path, sql_type in outgrown.items():
-        logger.info("%s: widening %s to %s, as the sequence was", table.name, path, sql_type)
-        table.widen_column(path, sql_type)
+    for path, wider in outgrown.items():
+        logger.info("%s: widening %s to %s, as the sequence was", table.name, path, wider)
+        table.widen_column(path, wider)
     return table.begin() if missing or outgrown or lacks_feature else transaction
 
 

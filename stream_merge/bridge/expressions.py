@@ -195,6 +195,31 @@ def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> st
     return text
 
 
+def named_columns(spark: SparkSession, expression: Expression, alias: str) -> frozenset[str]:
+    """Return the names, in lower case, that columns of the source have in an expression, and maybe others.
+
+    Args:
+        spark: The session.
+        expression: The expression.
+        alias: The alias by which it may qualify the names.
+
+    Raises:
+        ClauseError: The text is not an SQL expression.
+    """
+    names: set[str] = set()
+
+    def visit(node: Any) -> None:
+        if str(node.getClass().getSimpleName()) in ("UnresolvedAttribute", "UnresolvedNamedLambdaVariable"):
+            parts = [str(part).lower() for part in items(node.nameParts())]
+            names.update(parts[: 2 if parts[0] == alias.lower() else 1])
+        for child in items(node.children()):
+            visit(child)
+
+    text = expression_sql(spark, expression)
+    visit(spark._jsparkSession.sessionState().sqlParser().parseExpression(text))
+    return frozenset(names)
+
+
 def column_name_parts(spark: SparkSession, name: str) -> list[str]:
     """Split a column name as Spark does, at dots outside backticks."""
     attribute = java_class(spark._jvm, "org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute")

@@ -273,7 +273,7 @@ def _message(settings: Settings, *, has_headers: bool) -> Message:
 def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
     """Return key and value as text; drop the records that change nothing."""
     has_headers = "headers" in records.columns
-    timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp")
+    timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp_ltz")
     is_no_text = "NOT is_valid_utf8(CAST(value AS STRING))"
     if settings.may_have_decode_errors:
         # What begins with a byte 0 is in Avro still, even if all its bytes happen to be letters.

@@ -26,6 +26,8 @@ _INFINITE = {
 }
 """Values of java.sql's infinity, 9223372036825200000 in microseconds, by unit; all other values are instants."""
 
+_LAST_DAY = "2147483647"
+_FIRST_DAY = "(-2147483647 - 1)"
 _LAST_MICROS = "9223372036854775807L"
 _FIRST_MICROS = "(-9223372036854775807L - 1L)"
 _ZONE = "'T.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$'"
@@ -70,7 +72,7 @@ def micros_of_date(raw: str) -> str:
     return let(
         date(raw),
         lambda value: (
-            f"CASE unix_date({value}) WHEN 2147483647 THEN {_LAST_MICROS} WHEN -2147483647 - 1 THEN {_FIRST_MICROS} "
+            f"CASE unix_date({value}) WHEN {_LAST_DAY} THEN {_LAST_MICROS} WHEN {_FIRST_DAY} THEN {_FIRST_MICROS} "
             f"ELSE IF(unix_date({value}) BETWEEN -{days} AND {days}, unix_date({value}) * 86400000000L, NULL) END"
         ),
     )
@@ -97,8 +99,8 @@ def date(raw: str) -> str:
     """Return SQL for days since 1970, or ISO text, as DATE."""
     return (
         f"CASE WHEN {raw} RLIKE {_INTEGER} THEN {let(f'try_cast({raw} AS BIGINT)', _date_of_days)} "
-        f"WHEN {_IS_LAST(raw)} THEN date_from_unix_date(2147483647) "
-        f"WHEN {_IS_FIRST(raw)} THEN date_from_unix_date(-2147483647 - 1) "
+        f"WHEN {_IS_LAST(raw)} THEN {_infinite_date(raw, _LAST_DAY)} "
+        f"WHEN {_IS_FIRST(raw)} THEN {_infinite_date(raw, _FIRST_DAY)} "
         f"ELSE try_cast(trim(TRAILING 'Z' FROM {raw}) AS DATE) END"
     )
 
@@ -108,7 +110,7 @@ def date_text(raw: str) -> str:
     return let(
         date(raw),
         lambda value: (
-            f"CASE unix_date({value}) WHEN 2147483647 THEN 'infinity' WHEN -2147483647 - 1 THEN '-infinity' "
+            f"CASE unix_date({value}) WHEN {_LAST_DAY} THEN 'infinity' WHEN {_FIRST_DAY} THEN '-infinity' "
             f"ELSE CAST({value} AS STRING) END"
         ),
     )
@@ -145,10 +147,15 @@ def _date_of_days(days: str) -> str:
         f"OR {days} = -2147472692 OR {days} BETWEEN -622191236 AND -622191232"
     )
     return (
-        f"CASE WHEN {is_infinity} THEN date_from_unix_date(2147483647) "
-        f"WHEN {days} NOT BETWEEN -2440588 AND 2145042905 THEN date_from_unix_date(-2147483647 - 1) "
+        f"CASE WHEN {is_infinity} THEN {_infinite_date(days, _LAST_DAY)} "
+        f"WHEN {days} NOT BETWEEN -2440588 AND 2145042905 THEN {_infinite_date(days, _FIRST_DAY)} "
         f"ELSE date_from_unix_date(CAST({days} AS INT)) END"
     )
+
+
+def _infinite_date(of: str, day: str) -> str:
+    # A constant would become a literal, which Spark cannot print with spark.sql.legacy.timeParserPolicy=LEGACY.
+    return f"date_from_unix_date(IF({of} IS NULL, 0, {day}))"
 
 
 def _ntz(micros: str) -> str:

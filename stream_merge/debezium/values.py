@@ -80,7 +80,7 @@ def _decimal(raw: str, field: Field, handling: Handling) -> str:
 
 def _boolean(raw: str, field: Field, handling: Handling) -> str:  # noqa: ARG001 - as all decoders
     if field.kind == "Bits":
-        return f"(conv({_bits_hex(raw)}, 16, 10) <> '0')"
+        return f"CASE conv({_bits_hex(raw)}, 16, 10) WHEN '0' THEN false WHEN '1' THEN true END"
     return f"try_cast({raw} AS BOOLEAN)"
 
 

@@ -33,6 +33,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.errors import MergeExecutionError
 from stream_merge.keyless.bind import before_of
 from stream_merge.keyless.row_id import ordered_text
+from stream_merge.merge import lossless_casts
 from stream_merge.merge.canonical import canonical_text
 from stream_merge.merge.source import bound_of, is_delete, key_range
 from stream_merge.sql import quote
@@ -113,25 +114,39 @@ class _Contents:
 
     fields: tuple[T.StructField, ...]
     schema: T.StructType
+    is_exact: bool
 
     @staticmethod
     def of(batch: DataFrame, ordered: SinkConfig, schema: T.StructType) -> _Contents:
         in_target = {field.name.lower(): field for field in schema.fields}
         in_batch = {field.name.lower(): field for field in batch.schema.fields}
         names = [name.lower() for name in ordered.columns if name not in (ROW_ID, SEQUENCE)]
-        return _Contents(fields=tuple(in_target.get(name, in_batch[name]) for name in names), schema=schema)
+        fields = tuple(in_target.get(name, in_batch[name]) for name in names)
+        return _Contents(fields=fields, schema=schema, is_exact=lossless_casts.is_wanted(batch.sparkSession))
 
     def image(self, is_before: Column, before: str, before_type: T.StructType) -> Column:
         """Return the values of a row before or after a change: a struct v0, v1, ..."""
         fields = {name.lower(): name for name in before_type.names}
         values = []
         for number, field in enumerate(self.fields):
-            was = F.col(before).getField(fields[field.name.lower()]).cast(field.dataType)
+            was = self._as_there(before, before_type[fields[field.name.lower()]], field.dataType)
             value = F.when(is_before, was).otherwise(F.col(quote(field.name)).cast(field.dataType))
             if str(field.metadata.get(CHAR_VARCHAR, "")).startswith("char("):
                 value = F.rtrim(value)  # the target pads it with blanks
             values.append(value.alias(f"v{number}"))
         return F.struct(*values)
+
+    def _as_there(self, before: str, given: T.StructField, kept: T.DataType) -> Column:
+        """Return a value of the row before a change in the target's type: rounded, it could be that of another row."""
+        value = F.col(before).getField(given.name)
+        if not self.is_exact or given.dataType == kept or isinstance(given.dataType, T.NullType):
+            return value.cast(kept)
+        name = f"{given.name} before the change"
+        are_times = {type(given.dataType), type(kept)} == {T.TimestampType, T.TimestampNTZType}
+        if isinstance(given.dataType, T.AtomicType) and isinstance(kept, T.AtomicType) and not are_times:
+            return lossless_casts.exactly_typed(value, name, given.dataType, kept)
+        found = lossless_casts.exact(value, value.cast(kept), name, given.dataType, kept)
+        return value.cast(kept) if found is None else found
 
     def hash(self, image: str) -> Column:
         """Return the hash of an image.

@@ -8,7 +8,7 @@ from functools import reduce
 from math import inf
 from typing import TypeAlias
 
-from pyspark.sql import Column
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -23,6 +23,11 @@ _SHOWN = 80
 _INFINITE = (inf, -inf)
 _WHOLE_BITS: dict[type[T.DataType], int] = {T.FloatType: 24, T.DoubleType: 53}
 _BITS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerType: 31, T.LongType: 63}
+
+
+def is_wanted(spark: SparkSession) -> bool:
+    """Return whether values may not change in a cast: not if the session stores them as older releases of Spark did."""
+    return str(spark.conf.get("spark.sql.storeAssignmentPolicy")).upper() == "ANSI"
 
 
 def exact(value: Column, narrowed: Column, name: str, source: T.DataType, target: T.DataType) -> Column | None:
@@ -197,9 +202,18 @@ def _text_test(target: T.DataType) -> Test | None:
             # The time of day would be lost.
             return lambda value: value.try_cast("timestamp_ntz") != value.try_cast(target).cast("timestamp_ntz")
         case T.FloatType() | T.DoubleType():
-            return lambda value: value.try_cast(target).isin(*_INFINITE) & ~F.lower(value).contains("inf")
+            return lambda value: (
+                (value.try_cast(target).isin(*_INFINITE) & ~F.lower(value).contains("inf"))
+                | _is_rounded_whole_text(value, target)
+            )
         case _:
             return None
+
+
+def _is_rounded_whole_text(value: Column, target: T.FloatType | T.DoubleType) -> Column:
+    # Not as decimals, in which numbers have the digits of their shortest text alone.
+    is_another = value.try_cast("bigint") != value.try_cast(target).try_cast("bigint")
+    return F.trim(value).rlike("^[+-]?[0-9]+$") & is_another
 
 
 def _is_rounded_text(value: Column, target: T.DecimalType) -> Column:

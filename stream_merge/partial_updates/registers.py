@@ -28,6 +28,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.errors import UnsupportedTableError
 from stream_merge.merge.key_and_sequence import columns_of, sequence_struct
 from stream_merge.partial_updates.last_writer_wins import Register, is_reset
+from stream_merge.sql import sql_type
 from stream_merge.table.features import GENERATED
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class PartialUpdates:
         return {
             IS_DELETE: "boolean",
             IS_CARRIED_OVER: "boolean",
-            NEWEST_DELETE: self.sequence.simpleString(),
+            NEWEST_DELETE: sql_type(self.sequence),
             IS_UNRESOLVED: "boolean",
         }
 

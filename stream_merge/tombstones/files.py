@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, StructType
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructField, StructType
 
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.sessions import persisted, summary
@@ -44,12 +44,23 @@ KEPT_MS = 7 * 24 * 3600 * 1000
 _AS_JSON = {**EXACT_TIMES, "timeZone": "UTC"}
 """In UTC, because the pattern has no seconds of an offset, which most zones had before they adopted a standard time."""
 
+_FROM_JSON = {**_AS_JSON, "timestampNTZFormat": "yyyy-MM-dd['T'HH:mm:ss.SSSSSS]"}
+"""A DATE has become a TIMESTAMP_NTZ, maybe, since the sequence was written."""
+
 _LACKS = "size(moved.unset) > 0"
 
 
-def _highest() -> Column:
-    """Return the highest sequence of tombstones as JSON."""
-    return F.to_json(F.max("sequence"), _AS_JSON)
+def _all_digits(kind: DataType) -> DataType:
+    """Return the type in which a sequence is written as JSON: with the digits that a FLOAT has as a DOUBLE."""
+    match kind:
+        case StructType():
+            return StructType([StructField(each.name, _all_digits(each.dataType)) for each in kind.fields])
+        case ArrayType():
+            return ArrayType(_all_digits(kind.elementType))
+        case FloatType():
+            return DoubleType()
+        case _:
+            return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +156,15 @@ class Tombstones:
     def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
         """Return, for each file, whether changes with this lowest sequence may be older than a tombstone in it."""
         highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
-        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _AS_JSON)
+        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _FROM_JSON)
         return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
+
+    def _as_json(self, sequence: Column) -> Column:
+        return F.to_json(sequence.cast(_all_digits(self.sequence_type)), _AS_JSON)
+
+    def _highest(self) -> Column:
+        """Return the highest sequence of tombstones as JSON."""
+        return self._as_json(F.max("sequence"))
 
     def may_hold(self, files: Sequence[TombstoneFile], sequence: Column) -> Column:
         """Return whether one of the files may have a tombstone with this sequence or a newer one."""
@@ -156,7 +174,7 @@ class Tombstones:
 
     def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
         """Return the highest sequence that `write` writes for the source's rows, as JSON."""
-        return F.to_json(F.max(F.when(is_delete, self._deleted_at(columns))), _AS_JSON)
+        return self._as_json(F.max(F.when(is_delete, self._deleted_at(columns))))
 
     def is_undecidable(self, state: TombstoneManifest) -> Column:
         """Return whether a source row is older than a forgotten tombstone, so that its key may have been deleted."""
@@ -166,7 +184,7 @@ class Tombstones:
 
     def column_of(self, sequence: str) -> Column:
         """Return a sequence that the state holds as JSON, as a column."""
-        return F.from_json(F.lit(sequence), self.sequence_type, _AS_JSON)
+        return F.from_json(F.lit(sequence), self.sequence_type, _FROM_JSON)
 
     def is_older(self, resolved: ResolvedMerge, sequence: str) -> Column:
         """Return whether a target row is older than a sequence in JSON."""
@@ -226,7 +244,7 @@ class Tombstones:
 
     def write_moved(self, rows: DataFrame, now_ms: int) -> TombstoneFile | None:
         """Write what `moved_rows` returned; return None if it is empty."""
-        number, num_lacking, highest = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)), _highest())
+        number, num_lacking, highest = summary(rows, F.count(F.lit(1)), F.count_if(F.expr(_LACKS)), self._highest())
         if not number:
             return None
         return TombstoneFile(
@@ -334,7 +352,9 @@ class Tombstones:
             newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
         counts = [F.count("moved"), F.count_if(F.expr(_LACKS))] if has_moved else [F.lit(0), F.lit(0)]
         with persisted(newest) as newest:
-            facts = summary(newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts, _highest())
+            facts = summary(
+                newest, F.count(F.lit(1)), F.min("deleted_ms"), F.max("deleted_ms"), *counts, self._highest()
+            )
             if not facts[0]:
                 return None
             return TombstoneFile(
@@ -355,7 +375,7 @@ class Tombstones:
         if not frames:
             return known
         united = reduce(DataFrame.unionByName, [frame.select("sequence") for frame in frames])
-        highest = _highest()
+        highest = self._highest()
         if known is not None:
             is_higher = F.max("sequence") > self.column_of(known)
             highest = F.when(is_higher, highest).otherwise(F.lit(known))

@@ -122,7 +122,7 @@ def _restored_version(table: Table, version: int, info: dict[str, Any]) -> int:
     parameters = info.get("operationParameters", {})
     if parameters.get("version") is not None:
         return int(parameters["version"])
-    moment = F.lit(parameters["timestamp"]).cast("timestamp")
+    moment = F.lit(parameters["timestamp"]).cast("timestamp_ltz")
     row = (
         table.history()
         .where((F.col("version") < version) & (F.col("timestamp") <= moment))

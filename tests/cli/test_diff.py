@@ -211,6 +211,37 @@ def test_values_of_all_types(spark, database, create_table, zero):
     )
 
 
+def test_what_the_delta_table_rounds_or_cuts_off_is_not_equal(spark, database, create_table):
+    columns = {
+        "day": ("TIMESTAMP", "DATE", "'2026-01-02 03:04:05'", "DATE'2026-01-02'"),
+        "big": ("BIGINT", "DOUBLE", "9007199254740993", "9007199254740992D"),
+        "num": ("DECIMAL(20, 0)", "DOUBLE", "9007199254740993", "9007199254740992D"),
+        "small": ("INT", "FLOAT", "16777217", "16777216F"),
+        "huge": ("DOUBLE", "FLOAT", "1e300", "FLOAT('Infinity')"),
+    }
+    midnight = ("'2026-01-02 00:00:00'", "4611686018427387904", "0.0", "16777216", "1.5")
+    database.execute(f"CREATE TABLE t (id INT, {', '.join(f'{n} {c[0]}' for n, c in columns.items())})")
+    database.execute(f"INSERT INTO t VALUES (1, {', '.join(c[2] for c in columns.values())})")
+    database.execute(f"INSERT INTO t VALUES (2, {', '.join(midnight)})")
+    path = create_table(f"id INT, {', '.join(f'{n} {c[1]}' for n, c in columns.items())}")
+    there = "2, DATE'2026-01-02', 4611686018427387904D, 0.0D, 16777216F, 1.5F"
+    spark.sql(f"INSERT INTO delta.`{path}` VALUES (1, {', '.join(c[3] for c in columns.values())}), ({there})")
+    found = compared(database, path, "APP.T", keys=("id",))
+    assert {found.columns.compared[n].name: count for n, count in found.differences.columns} == dict.fromkeys(
+        columns, 1
+    )
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("keys", [("id",), ()], ids=["key", "no key"])
+def test_a_text_that_is_no_utf_8_does_not_settle(spark, database, create_table, keys):
+    database.execute("CREATE TABLE t (id VARCHAR(9), n INT)", "INSERT INTO t VALUES ('a', 1), ('b', NULL)")
+    path = create_table("id STRING, n INT")
+    spark.sql(f"INSERT INTO delta.`{path}` VALUES ('a', 1), ('b', NULL), (CAST(X'FF' AS STRING), NULL)")
+    found = compared(database, path, "APP.T", keys=keys, wait=lambda _: None)
+    assert (found.is_equal, found.differences.num_extra, found.num_settled) == (False, 1, 0)
+
+
 def request(database, **given):
     values = {
         "target": None,

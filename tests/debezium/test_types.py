@@ -203,6 +203,19 @@ def test_infinite_dates_and_timestamps_sort_last_and_first_and_are_no_other_valu
     }
 
 
+def test_dates_are_decoded_with_the_parser_of_earlier_releases_of_spark_too(spark):
+    days = {"day": ("DATE", 20455), "text": ("DATE", "2026-01-02"), "as_text": (Field("STRING", "Date"), 20455)}
+    message = envelope("c", {"id": 1, **{name: value for name, (_, value) in days.items()}})
+    columns = {"id": "INT", **{name: field for name, (field, _) in days.items()}}
+    spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    try:
+        decoded = changes(frame_of(spark, record({"id": 1}, message)), columns, ["id"])
+        row = decoded.select(*days, "_change.error").first()
+    finally:
+        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
+    assert tuple(row) == (date(2026, 1, 2), date(2026, 1, 2), "2026-01-02", None)
+
+
 def test_points_in_time_at_the_ends_of_a_bigint_are_neither_wrapped_nor_infinite(spark):
     ends = {
         "Timestamp": (-(2**63) // 1000 + 1, 2**63 // 1000, 9223372036825201, -9223372036832401),

@@ -42,6 +42,8 @@ CASES = [
     ("STRING", "DECIMAL(8,2)", "1239E-3", "1239E-3", "12E-1", Decimal("1.20")),
     ("STRING", "DATE", "2024-01-01 12:00:00", "2024-01-01 12:00:00", "2024-01-01", DAY),
     ("STRING", "DOUBLE", "1e400", "1e400", "Infinity", inf),
+    ("STRING", "DOUBLE", f" {BIG}", f" {BIG}", str(2**62), float(2**62)),
+    ("STRING", "FLOAT", "16777217", "16777217", "16777217.5", 16777218.0),
     ("STRUCT<a: INT, B: DOUBLE>", "STRUCT<b: INT, a: INT>", (1, 1.5), "{1, 1.5}", (1, 2.0), (2, 1)),
     ("ARRAY<DOUBLE>", "ARRAY<INT>", [1.0, None, 1.5], "[1.0, null, 1.5]", [2.0, None], [2, None]),
     ("MAP<STRING, DOUBLE>", "MAP<STRING, INT>", {"a": 1.5}, "{a -> 1.5}", {"a": 2.0}, {"a": 2}),

@@ -11,7 +11,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from stream_merge import merge_sink
-from stream_merge.errors import SchemaChangedError, StreamMergeError
+from stream_merge.errors import SchemaChangedError, SchemaMismatchError, StreamMergeError
 from tests.spark.delta_log import actions_of, latest_version
 
 AT = datetime.fromisoformat("2026-01-02T03:00:00")
@@ -311,3 +311,148 @@ def test_a_table_without_a_key_follows(spark, create_table, create_source, read_
     )
     merge("a: INT", (None, (2,), "d", 6))
     assert read_rows(path, "a", "n") == [(1, None), (2**40, "x"), (5, "y")]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.every_case
+@pytest.mark.parametrize("op", ["d", "t"])
+def test_deletes_stay_when_the_days_of_a_sequence_get_a_clock(create_table, create_source, read_rows, op):
+    path = create_table("id INT, v STRING, at DATE", properties=WIDENING)
+    options = {"delete_when": "op = 'd'", "truncate_when": "op = 't'", "except_columns": ["op"]}
+    sink = following(path, sequence_by="at", **options)
+    columns = "id INT, v STRING, at DATE, op STRING"
+    sink.merge(create_source(columns, [(1, "a", date(2026, 1, 1), "u")]))
+    sink.merge(create_source(columns, [(1, None, date(2026, 1, 5), op)]))
+    late, new = (1, "late", datetime.fromisoformat("2026-01-04T23:59:59.999999"), "u"), (2, "other", AT, "u")
+    newer = (3, "newer", datetime.fromisoformat("2026-01-05T00:00:00.000001"), "u")
+    result = sink.merge(create_source(columns.replace("DATE", "TIMESTAMP_NTZ"), [late, new, newer]))
+    # A TRUNCATE concerns all keys.
+    expected = (1, [2, 3]) if op == "d" else (2, [3])
+    assert (result.num_outdated_rows, [row["id"] for row in read_rows(path)]) == expected
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize(
+    ("kept", "value", "sent", "same", "other"),
+    [
+        ("INT", 5, "DOUBLE", 5.0, 5.5),
+        ("FLOAT", 0.1, "DOUBLE", 0.10000000149011612, 1e300),
+        ("DATE", date(2026, 1, 2), "TIMESTAMP_NTZ", datetime.fromisoformat("2026-01-02"), AT),
+        ("STRUCT<n: INT>", (5,), "STRUCT<n: DOUBLE>", (5.0,), (5.5,)),
+        ("INT", 5, "DECIMAL(12, 2)", Decimal("5.00"), None),
+    ],
+)
+def test_rows_without_a_key_are_found_whatever_type_they_came_in(
+    spark, create_table, create_source, read_rows, kept, value, sent, same, other
+):
+    path = create_table(f"a {kept}")
+    options = {"keys": None, "before": "b", "delete_when": "op = 'd'", "except_columns": ["b", "op", "s"]}
+
+    def merge(kind, *rows):
+        source = create_source(f"a {kind}, b STRUCT<a: {kind}>, op STRING, s INT", rows)
+        following(path, **options).merge(source)
+
+    merge(kept, (value, None, "c", 1), (value, None, "c", 2))
+    merge(sent, (None, (same,), "d", 3), (same, None, "c", 4))
+    merge(sent, (None, (same,), "d", 5), (None, (same,), "d", 6))
+    assert read_rows(path, "a") == []
+    if other is None:
+        assert schema_of(spark, path)["a"] == "decimal(12,2)"
+        return
+    assert schema_of(spark, path)["a"] == kept.lower().replace(": ", ":")
+    merge(sent, (same, None, "c", 7))
+    # Nor is the other value's removal that of the value to which it would be rounded.
+    for row in ((other, None, "c", 8), (None, (other,), "d", 8)):
+        with pytest.raises(SchemaMismatchError):
+            merge(sent, row)
+    assert len(read_rows(path)) == 1
+
+
+@pytest.mark.any_strategy
+def test_a_change_leaves_the_column_alone_that_has_the_values_of_another(create_table, create_source, read_rows):
+    path = create_table("id INT, Notes INT, v STRING")
+    sink = following(path, "lenient", unchanged_columns="unsent", except_columns=["unsent", "s"])
+
+    def merge(kind, *rows):
+        sink.merge(create_source(f"id INT, Notes {kind}, v STRING, s INT, unsent ARRAY<STRING>", rows))
+
+    merge("INT", (1, 5, "a", 1, []))
+    merge("STRING", (1, "text", "b", 2, []), (2, "more", "b", 2, None))
+    merge("STRING", (1, None, "c", 3, ["notes"]), (2, None, "c", 3, ["v", "Notes"]), (3, None, "new", 3, ["Notes"]))
+    assert read_rows(path, "id", "Notes", "Notes__string", "v") == [
+        (1, None, "text", "c"),
+        (2, None, "more", "b"),
+        (3, None, None, "new"),
+    ]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delete_when": "source.N = '9'"},
+        {"truncate_when": "n = '9'", "ignore_null_updates": True},
+        {"ignore_null_updates": ["n"]},
+        {"sequence_by": ["CAST(n AS DOUBLE)", "s"]},
+        {"tie_break_by": ["n"]},
+    ],
+    ids=str,
+)
+def test_a_column_that_decides_what_a_change_does_keeps_its_values(
+    spark, create_table, create_source, read_rows, options
+):
+    path = create_table("id INT, n INT")
+    sink = following(path, "lenient", **options)
+    sink.merge(create_source("id INT, n INT, s INT", [(1, 1, 1), (2, 1, 1)]))
+    sink.merge(create_source("id INT, n STRING, s INT", [(2, "8", 2)]))
+    assert ("n__string" in schema_of(spark, path), read_rows(path, "id", "n")) == (False, [(1, 1), (2, 8)])
+    with pytest.raises(StreamMergeError):
+        sink.merge(create_source("id INT, n STRING, s INT", [(2, "many", 3)]))
+    if "delete_when" in options:
+        sink.merge(create_source("id INT, n STRING, s INT", [(2, "9", 4)]))
+        assert read_rows(path, "id", "n") == [(1, 1)]
+
+
+@pytest.mark.any_strategy
+def test_an_option_may_not_name_a_column_that_the_source_has_dropped(create_table, create_source, read_rows):
+    path = create_table("id INT, gone BOOLEAN, n INT")
+    sink = following(path, delete_when="gone")
+    sink.merge(create_source("id INT, gone BOOLEAN, n INT, s INT", [(1, False, 1, 1)]))
+    with pytest.raises(StreamMergeError, match="gone"):
+        sink.merge(create_source("id INT, n INT, s INT", [(1, 2, 2)]))
+    assert read_rows(path, "id", "gone", "n") == [(1, False, 1)]
+
+
+@pytest.mark.any_strategy
+def test_floats_of_a_sequence_count_with_all_their_digits_as_doubles(create_table, create_source, read_rows):
+    path = create_table("id INT, v STRING, at FLOAT", properties=WIDENING)
+    sink = following(path, sequence_by="at", delete_when="op = 'd'", except_columns=["op"])
+    # The nearest FLOAT is 123456790528, and its shortest text is 1.2345679E11.
+    sink.merge(create_source("id INT, v STRING, at FLOAT, op STRING", [(1, None, 123456790528.0, "d")]))
+    sink.merge(create_source("id INT, v STRING, at DOUBLE, op STRING", [(1, "late", 123456790300.0, "u")]))
+    assert read_rows(path) == []
+
+
+@pytest.mark.any_strategy
+def test_timestamps_stay_what_they_are_in_sessions_that_call_others_so(spark, create_table, create_source, read_rows):
+    path = create_table("id INT, n INT, v STRING, at TIMESTAMP_LTZ")
+    options = {"unchanged_columns": "u", "delete_when": "op = 'd'", "except_columns": ["op", "u"]}
+    # One local time in America/Sao_Paulo.
+    older, newer = (datetime.fromisoformat(f"2017-02-19T0{hour}:30:00+00:00") for hour in (1, 2))
+
+    def merge(*rows, **given):
+        source = create_source("id INT, n INT, v STRING, at TIMESTAMP_LTZ, op STRING, u ARRAY<STRING>", rows)
+        merge_sink(path, keys="id", **{**options, **given}).merge(source)
+
+    settings = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "America/Sao_Paulo"}
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        merge((1, 1, "new", newer, "u", []), (2, None, None, newer, "d", None), sequence_by="at")
+        merge((1, 2, "old", older, "u", []), (2, 2, "late", older, "u", ["v"]), sequence_by="at")
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    assert read_rows(path, "id", "n", "v") == [(1, 1, "new")]
+    assert schema_of(spark, path)["_stream_merge_column_sequences"] == "map<string,struct<s0:timestamp>>"

@@ -188,6 +188,14 @@ def test_a_table_that_must_not_have_type_widening_only_gets_new_columns_and_fiel
         ("bigint", "int", ("bigint", "bigint", "bigint", "bigint")),
         ("decimal(20,4)", "string", ("decimal(20,4)", "string", "decimal(20,4)", "string")),
         ("string", "date", ("string", "string", "string", "string")),
+        # What decoding would cut off or round without an error, the sink finds.
+        ("date", "timestamp", ("timestamp", "timestamp", "timestamp", "timestamp")),
+        ("date", "timestamp_ntz", ("timestamp_ntz", "timestamp_ntz", "timestamp_ntz", "timestamp_ntz")),
+        ("double", "bigint", ("bigint", "bigint", "bigint", "bigint")),
+        ("float", "double", ("double", "double", "double", "double")),
+        ("bigint", "double", ("double", "double", "double", "double")),
+        ("int", "decimal(38,10)", ("decimal(38,10)", "decimal(38,10)", "decimal(38,10)", "decimal(38,10)")),
+        ("float", "int", ("double", "double", "int", "double")),
     ],
 )
 def test_values_are_decoded_in_the_type_that_the_column_will_have(kept, sent, types):

@@ -101,9 +101,12 @@ def _settled(
     num_first, num_equal, left = found.num_keys, found.num_equal, seconds
     asked = first.where(f"{_EQUAL} IS NULL").select(KEY)
     few = [list(row[KEY]) for row in asked.collect()] if found.num_keys <= MAX_KEYS else None
+    if few is not None and not sides.can_read_by(few):
+        # They are not needed here, and text that is no UTF-8 would come back as another.
+        few = None
     while left > 0 and found.num_keys:
         # What takes a read of the whole table is done once.
-        is_cheap = few is not None and sides.can_read_by(few)
+        is_cheap = few is not None
         pause = min(SECONDS_BETWEEN, left) if is_cheap else left
         wait(pause)
         left -= pause

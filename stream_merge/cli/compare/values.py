@@ -28,6 +28,8 @@ _INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
 _MOMENTS = (Kind.MOMENT, Kind.TIME)
 _ARRAYS = (Kind.ARRAY, Kind.NUMBERS)
+_CLOCK = "[ T][0-9:.]*[1-9]"
+"""A time of day that is not midnight."""
 
 
 def fault_of(kind: Kind | None, target: T.DataType) -> str | None:
@@ -86,10 +88,23 @@ def decoded(name: str, kind: Kind, target: T.DataType) -> str:
         return name
     field = Field(target)
     if kind is Kind.MOMENT:
-        return let(_with_sign_of_era(name), lambda moment: decode(moment, field, _HANDLING))
+        found = let(_with_sign_of_era(name), lambda moment: decode(moment, field, _HANDLING))
+        # As a day it would lose its time.
+        return f"CASE WHEN NOT {name} RLIKE '{_CLOCK}' THEN {found} END" if isinstance(target, T.DateType) else found
     if kind is Kind.NUMBER and isinstance(target, _INTEGRAL):
         return let(_plain_number(name), lambda number: decode(number, field, _HANDLING))
-    return decode(name, field, _HANDLING)
+    found = decode(name, field, _HANDLING)
+    if isinstance(target, T.FloatType | T.DoubleType):
+        return let(found, lambda number: f"CASE WHEN NOT {_is_rounded(name, number)} THEN {number} END")
+    return found
+
+
+def _is_rounded(sent_name: str, number: str) -> str:
+    """Return SQL for whether a FLOAT or DOUBLE lacks digits of a whole number, or is infinite for one that is not."""
+    # As decimals, numbers have the digits of their shortest text alone.
+    is_kept = f"try_cast({sent_name} AS BIGINT) <=> try_cast({number} AS BIGINT)"
+    is_other = f"{sent_name} RLIKE '^-?[0-9]{{8,19}}$' AND NOT {is_kept}"
+    return f"({is_other} OR {sent_name} RLIKE '[0-9]' AND abs({number}) = DOUBLE'Infinity')"
 
 
 def comparable(name: str, kind: Kind, target: T.DataType) -> Column:
@@ -170,7 +185,8 @@ def _without_zeros(text: str, condition: str) -> str:
 def _plain_json(text: str) -> str:
     """Return SQL for JSON without spaces and with its names in order, unless that could make two numbers one."""
     parsed = f"to_json(try_parse_json({text}))"
-    return f"CASE WHEN {text} RLIKE '[0-9.]{{16}}' THEN {text} ELSE coalesce({parsed}, {text}) END"
+    is_long = f"{text} RLIKE '[0-9.]{{16}}|[0-9][eE][+-]?[0-9]{{3}}'"
+    return f"CASE WHEN {is_long} THEN {text} ELSE coalesce({parsed}, {text}) END"
 
 
 def _with_sign_of_era(text: str) -> str:

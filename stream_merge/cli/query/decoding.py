@@ -31,7 +31,7 @@ _RECORD_FIELDS: Mapping[str, str] = {
     "topic": "STRING",
     "partition": "INT",
     "offset": "BIGINT",
-    "timestamp": "TIMESTAMP",
+    "timestamp": "TIMESTAMP_LTZ",
 }
 _EXAMINED_RECORDS = 1000
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
