@@ -401,3 +401,17 @@ def test_faults_between_options(faults_of, text, faults):
 def test_sections_that_are_right_are_checked_though_others_are_wrong(faults_of):
     text = PIPELINE + "max_parallel = 0\n" + FILES + TABLE + 'partition_by = ["a"]\ncluster_by = ["b"]\n'
     assert [line.split(": ")[1] for line in faults_of(text)] == ["pipeline.max_parallel", "tables[0].cluster_by"]
+
+
+def test_a_pattern_without_its_prefix_is_told_where_topics_match_a_pattern(faults_of):
+    kafka = KAFKA.replace('topics = ["orders"]', "topic_pattern = 'shop\\..*'")
+
+    def faults(*sources):
+        tables = [TABLE.replace("[[tables]]", f"[[tables]]\nsource = '{source}'") for source in sources]
+        return faults_of(PIPELINE + kafka + DEBEZIUM + "".join(tables))
+
+    assert faults("shop.public.orders_2-b", r"re:shop\.(.*)") == []
+    assert faults("shop.public.*") == [
+        "pipeline.toml:10: tables[0].source: is not the name of a topic, which has letters, digits, ., _ and - only; "
+        'a pattern for several topics begins with "re:"'
+    ]

@@ -31,6 +31,7 @@ KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset")
 
 _FILLED = ("target", "quarantine")
 _DEBEZIUM_ONLY = ("placeholder", "layout", "decimals", "binary", "timestamp_unit", "keep_tombstones")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 _DDL_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:,`]+))")
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -70,6 +71,7 @@ def find_contradictions(data: Mapping[str, Any]) -> list[tuple[Location, str]]:
         *_decode_faults(sections),
         *_routing_faults(sections),
         *_topic_faults(sections),
+        *_name_faults(sections),
         *_shared_targets(sections),
         *(fault for index, table in sections.known_tables for fault in _table_faults(index, table, sections)),
     ]
@@ -215,6 +217,21 @@ def _topic_faults(sections: _Sections) -> Found:
             yield (
                 ("source", "topics", place),
                 f'the patterns of {" and ".join(f"tables[{index}]" for index in patterns)} both match "{topic}"',
+            )
+
+
+def _name_faults(sections: _Sections) -> Found:
+    """Yield sources that no topic can have as its name, such as patterns without their prefix."""
+    source, pipeline = sections.source, sections.pipeline
+    if not isinstance(source, KafkaSource) or source.topics or pipeline is None or pipeline.route_by is not None:
+        return
+    for index, table in sections.known_tables:
+        name = table.source or "any"
+        if not name.startswith(PATTERN_PREFIX) and _is_filled(name) and not _TOPIC.fullmatch(name):
+            yield (
+                ("tables", index, "source"),
+                "is not the name of a topic, which has letters, digits, ., _ and - only; a pattern for several topics "
+                f'begins with "{PATTERN_PREFIX}"',
             )
 
 
