@@ -65,21 +65,21 @@ def test_sources_without_offsets_of_topics(offset):
 
 
 def test_it_doubles_while_micro_batches_end_early():
-    reports = [read(50_000, 4), read(100_000, 4.9), read(200_000, 5), read(200_000, 19)]
+    reports = [read(50_000, 4), read(100_000, 9.9), read(200_000, 10), read(200_000, 30)]
     assert sizes(reports) == [100_000, 200_000, 200_000, 200_000]
 
 
 def test_it_ends_at_the_largest_and_the_smallest():
     grown = [read(min(LARGEST, 50_000 * 2**step), 1) for step in range(6)]
     assert sizes(grown)[-2:] == [LARGEST, LARGEST]
-    shrunk = [read(max(SMALLEST, LARGEST // 2**step), 30) for step in range(6)]
+    shrunk = [read(max(SMALLEST, LARGEST // 2**step), 31) for step in range(6)]
     assert sizes(grown + shrunk)[-6:] == [500_000, 250_000, 125_000, 62_500, SMALLEST, SMALLEST]
 
 
 def test_several_micro_batches_of_one_size_change_it_once():
     """Some are planned before the change is known."""
     assert sizes([read(50_000, 1)] * 4) == [100_000] * 4
-    assert sizes([read(200_000, 1)] + [read(400_000, 30)] * 3)[1:] == [200_000] * 3
+    assert sizes([read(200_000, 1)] + [read(400_000, 31)] * 3)[1:] == [200_000] * 3
 
 
 def test_a_micro_batch_that_left_nothing_behind_tells_nothing():
@@ -89,9 +89,9 @@ def test_a_micro_batch_that_left_nothing_behind_tells_nothing():
 
 def test_a_longer_trigger_is_the_target():
     """A pipeline that is behind does not wait for the next trigger."""
-    reports = [read(50_000, 29), read(100_000, 31), read(100_000, 119), read(100_000, 121)]
+    reports = [read(50_000, 59), read(100_000, 61), read(100_000, 179), read(100_000, 181)]
     assert sizes(reports, timedelta(minutes=1)) == [100_000, 100_000, 100_000, 50_000]
-    assert sizes([read(50_000, 4)], timedelta(0)) == [100_000]
+    assert sizes([read(50_000, 9)], timedelta(0)) == [100_000]
 
 
 def test_the_limit_of_a_running_query(spark, create_table, tmp_path):

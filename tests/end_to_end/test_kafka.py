@@ -216,7 +216,7 @@ def test_quarantined_records_are_read_again(
 def test_micro_batches_of_a_backlog_grow(
     spark: SparkSession, kafka: Kafka, prefix: str, write_pipeline, start, tmp_path
 ):
-    """No micro-batch takes half of the interval, so each may have twice as many records as the one before."""
+    """No micro-batch takes as long as the interval, so each may have twice as many records as the one before."""
     topic = f"{prefix}.orders"
     kafka.create_topic(topic)
     num_records = 420_000

@@ -17,19 +17,20 @@ SMALLEST = 50_000
 LARGEST = 1_000_000
 SHORTEST_TARGET = timedelta(seconds=10)
 
-_FAR_OFF = 2
-"""A micro-batch that takes so many times the target, or less than one part of so many, changes the size by as much."""
+_STEP = 2
+_LONGEST = 3
+"""In targets. More than a step, so that a size that has just been left behind is not taken again."""
 
 
 class BatchSize:
     """The largest number of records in a micro-batch, adapted to how long micro-batches take.
 
-    It doubles after a micro-batch that left records behind and took less than half of the target, and halves after one
-    that took more than twice the target.
+    It doubles after a micro-batch that left records behind and took less than the target, and halves after one that
+    took more than three times the target.
 
     Args:
-        trigger: The interval at which micro-batches start. It is the target, or 10 seconds if it is shorter: with
-            smaller micro-batches, a pipeline that is behind would wait for the next trigger.
+        trigger: The interval at which micro-batches start. It is the target, or 10 seconds if it is shorter: after a
+            micro-batch that takes less, a pipeline that is behind waits for the next one to start.
     """
 
     def __init__(self, trigger: timedelta) -> None:
@@ -49,8 +50,8 @@ class BatchSize:
             return False
         before, seconds = self.num_records, milliseconds / 1000
         # By the records that it had: several reports of the same size change it once.
-        if seconds * _FAR_OFF < self._target:
-            self.num_records = min(LARGEST, max(before, num_records * _FAR_OFF))
-        elif seconds > self._target * _FAR_OFF:
-            self.num_records = max(SMALLEST, min(before, num_records // _FAR_OFF))
+        if seconds < self._target:
+            self.num_records = min(LARGEST, max(before, num_records * _STEP))
+        elif seconds > self._target * _LONGEST:
+            self.num_records = max(SMALLEST, min(before, num_records // _STEP))
         return self.num_records != before
