@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.peers.child import PREPARE, Task
 from benchmarks.peers.interpreters import SPARK_4_2, Interpreter, NoInterpreterError, find_python, run_python
-from benchmarks.peers.report import format_table
+from benchmarks.peers.report import format_maintenance, format_table
 from benchmarks.peers.systems import SYSTEMS
 
 CHILD = "benchmarks.peers.child"
@@ -35,9 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(options, folder, PREPARE, SPARK_4_2)
         results, faults = _measure_all(options, folder, names)
+    except (NoInterpreterError, ChildError) as error:
+        results, faults = [], [f"The batches could not be written: {error}"]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("\n".join([*format_table(results), *(f"\n{fault}" for fault in faults)]))
+    print("\n".join([*format_table(results), "", *format_maintenance(results), *(f"\n{fault}" for fault in faults)]))
     return 1 if faults else 0
 
 

@@ -54,8 +54,8 @@ def draw(points: dict[str, list[Point]]) -> str:
     sizes = sorted({size for of_system in points.values() for size, _ in of_system})
     costs = [cost for of_system in points.values() for _, cost in of_system]
     x_of = _scale(min(sizes) / 1.4, max(sizes) * 1.4, LEFT, WIDTH - RIGHT)
-    top = 10 ** math.ceil(math.log10(max(costs)))
-    y_of = _scale(1, top, HEIGHT - BOTTOM, TOP)
+    exponents = (min(0, math.floor(math.log10(min(costs)))), max(1, math.ceil(math.log10(max(costs)))))
+    y_of = _scale(10 ** exponents[0], 10 ** exponents[1], HEIGHT - BOTTOM, TOP)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="system-ui, sans-serif" font-size="13" fill="#1f2328" role="img">',
@@ -63,7 +63,7 @@ def draw(points: dict[str, list[Point]]) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#f6f8fa"/>',
         '<text x="16" y="30" font-size="15" font-weight="600">'
         "Cost of 10,000 changes, in plain appends of the same process</text>",
-        *_axes(sizes, top, x_of, y_of),
+        *_axes(sizes, exponents, x_of, y_of),
     ]
     by_cost = sorted(points, key=lambda system: y_of(points[system][-1][1]))
     for system, label_y in zip(by_cost, _spread([y_of(points[system][-1][1]) for system in by_cost]), strict=True):
@@ -76,17 +76,14 @@ def _scale(low: float, high: float, start: float, end: float):
     return lambda value: round(start + math.log(value / low) * factor, 1)
 
 
-def _axes(sizes: list[int], top: int, x_of, y_of) -> list[str]:
+def _axes(sizes: list[int], exponents: tuple[int, int], x_of, y_of) -> list[str]:
     lines = []
-    tick = 1
-    while tick <= top:
-        for number in (tick, 2 * tick, 5 * tick):
-            if number > top:
-                break
-            y = y_of(number)
-            lines.append(f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" {STROKE}/>')
-            lines.append(f'<text x="{LEFT - 10}" y="{y + 4:.1f}" text-anchor="end" font-size="12">{number}</text>')
-        tick *= 10
+    low, high = exponents
+    ticks = [digit * 10**exponent for exponent in range(low, high) for digit in (1, 2, 5)]
+    for number in (*ticks, 10**high):
+        y = y_of(number)
+        lines.append(f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" {STROKE}/>')
+        lines.append(f'<text x="{LEFT - 10}" y="{y + 4:.1f}" text-anchor="end" font-size="12">{number:g}</text>')
     for size in sizes:
         x = x_of(size)
         lines.append(f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{HEIGHT - BOTTOM}" {STROKE}/>')

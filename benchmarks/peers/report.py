@@ -19,6 +19,12 @@ def format_table(results: Sequence[dict[str, Any]]) -> list[str]:
     return [HEADER, "|" + "---|" * (HEADER.count("|") - 1), *(_format_row(result) for result in results)]
 
 
+def format_maintenance(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each system: what ran beside its merges."""
+    systems = [SYSTEMS[result["task"]["system"]] for result in results]
+    return [f"- {system.title}: {system.maintenance}" for system in systems]
+
+
 def percentile_90(numbers: Sequence[float]) -> float:
     """Return the smallest number that nine tenths of them do not exceed."""
     return sorted(numbers)[-(-9 * len(numbers) // 10) - 1]

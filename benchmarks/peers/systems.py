@@ -277,7 +277,7 @@ APPEND = System(
 SYSTEMS = {
     "stream_merge": System(
         title="stream_merge",
-        maintenance=NOTHING_BUT_CHECKPOINTS,
+        maintenance="checkpoints of the log, the index of keys; no compaction",
         create=_create_with_vectors,
         merger=_stream_merge,
         read=_read_delta,
@@ -317,13 +317,13 @@ SYSTEMS = {
     ),
     "paimon": System(
         title="Paimon, merge-on-write",
-        maintenance="compaction in each write, which this mode needs",
+        maintenance="compaction by the writer before each commit, which this mode needs",
         create=_paimon_creator(),
         **_PAIMON,
     ),
     "paimon_read": System(
         title="Paimon, merge-on-read",
-        maintenance="compaction in the writes that find enough sorted runs",
+        maintenance="compaction by the writer when there are enough sorted runs",
         create=_paimon_creator(**{"deletion-vectors.enabled": "false"}),
         **_PAIMON,
     ),

@@ -15,7 +15,7 @@ from benchmarks.peers.__main__ import main
 from benchmarks.peers.child import Task, measure, written_bytes
 from benchmarks.peers.data import PARQUET, Data
 from benchmarks.peers.interpreters import Interpreter, NoInterpreterError, find_python
-from benchmarks.peers.report import format_table, percentile_90
+from benchmarks.peers.report import format_maintenance, format_table, percentile_90
 from benchmarks.peers.systems import SYSTEMS
 
 ROWS, BATCH_ROWS, BATCHES = 2_000, 200, 3
@@ -124,6 +124,7 @@ def test_the_table_and_the_picture_have_the_figures():
         "| Iceberg MERGE, deletion vectors | 1.0, Spark 4.2.0 | 5,000,000 | 3 after 1 | 200 / 200 / 300 "
         "| 2,000 / 4,000 / 9,000 | 10.00 | 20.00 | 2.50 | 1.00 | 3.00 | 1.50 | 1.0-2.0 |"
     )
+    assert format_maintenance(results)[2] == "- stream_merge: checkpoints of the log, the index of keys; no compaction"
     points = plot.read_points("\n".join(["# Other", *table, "", "| not | this |"]))
     assert points == {
         "Iceberg MERGE, deletion vectors": [(1_000_000, 5.5), (5_000_000, 10.0)],
