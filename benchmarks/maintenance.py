@@ -1,6 +1,6 @@
 """Merges many small batches with and without maintenance: how the table looks afterwards, and what it cost.
 
-`python benchmarks/maintenance.py` takes some minutes on 2 cores; `--batches 50` a quarter of that. The keys of a batch
+`python -m benchmarks.maintenance` takes some minutes on 2 cores; `--batches 50` a quarter of that. The keys of a batch
 are drawn at random from all keys, so that updates leave deleted rows in every file.
 """
 

@@ -51,7 +51,7 @@ def task(name: str, data: Data, workdir: Path) -> Task:
     )
 
 
-@pytest.mark.parametrize("name", ["stream_merge", "delta_merge", "delta_rs"])
+@pytest.mark.parametrize("name", ["stream_merge", "delta_merge"])
 def test_systems_have_the_rows_of_the_fold(spark, data, tmp_path, name):
     result = measure(spark, task(name, data, tmp_path))
     assert result.wrong == []
@@ -63,6 +63,7 @@ def test_systems_have_the_rows_of_the_fold(spark, data, tmp_path, name):
 
 
 def test_a_table_with_other_rows_is_reported(spark, data, tmp_path):
+    """The rows of delta-rs are right: what is made wrong is the fold."""
     prints = data.fingerprints()
     prints["merged"] = (prints["merged"][0] + 1, prints["merged"][1])
     (data.folder / "fingerprints.json").write_text(json.dumps(prints))
