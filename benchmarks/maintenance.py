@@ -1,6 +1,6 @@
 """Merges many small batches with and without maintenance: how the table looks afterwards, and what it cost.
 
-`python benchmarks/maintenance.py` takes some minutes on 2 cores; `--batches 50` a quarter of that. The keys of a batch
+`python -m benchmarks.maintenance` takes some minutes on 2 cores; `--batches 50` a quarter of that. The keys of a batch
 are drawn at random from all keys, so that updates leave deleted rows in every file.
 """
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from benchmarks.meters import read_in_turn
 from stream_merge import MergeResult, merge_sink
 from stream_merge.cli.show.status import Files, measure_files
 from stream_merge.packages import delta_package
@@ -39,7 +40,6 @@ CONF = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 WARM_UP = 10
-READS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,8 @@ def run(spark: SparkSession, options: argparse.Namespace, *, has_maintenance: bo
         assert {row[0]: row[1] for row in table.where("version > 0").select("id", "version").collect()} == newest
         files = measure_files(_adds(spark, path))
         table.write.format("delta").save(fresh)
-        read, read_fresh = _read_in_turn(spark, path, fresh)
+        reader = spark.read.format("delta")
+        read, read_fresh = read_in_turn(lambda: reader.load(path), lambda: reader.load(fresh))
         measured = results[WARM_UP:]
         return Outcome(
             files=files,
@@ -135,18 +136,6 @@ def _adds(spark: SparkSession, path: str) -> list[dict[str, object]]:
     from stream_merge.bridge.table import open_table
 
     return open_table(spark, path).begin().all_files()
-
-
-def _read_in_turn(spark: SparkSession, *paths: str) -> list[float]:
-    """Return the median time of reading all columns of each table."""
-    times: dict[str, list[float]] = {path: [] for path in paths}
-    for _ in range(READS):
-        for path in paths:
-            started = time.perf_counter()
-            table = spark.read.format("delta").load(path)
-            table.agg(*[F.max(column) for column in table.columns], F.count(F.lit(1))).collect()
-            times[path].append(time.perf_counter() - started)
-    return [statistics.median(of_path[2:]) for of_path in times.values()]
 
 
 def _options() -> argparse.Namespace:

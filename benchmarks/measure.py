@@ -83,7 +83,7 @@ def measure(task: Task) -> Measured:
 
 
 def start_session(workdir: Path, settings: Mapping[str, str], driver_memory: str) -> SparkSession:
-    """Start Spark with Delta Lake on all cores."""
+    """Start Spark with Delta Lake on all cores; the settings win over what is set here."""
     builder = (
         SparkSession.builder.master("local[*]")
         .appName("stream_merge benchmark")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 RELEASE_COMMAND = "m\n"
 """What py4j sends when Python has dropped a Java object, at a time of its own; not a call."""
+
+READS = 7
+"""How often a table is read; the first two times do not count."""
 
 
 @dataclass(slots=True)
@@ -76,3 +82,15 @@ class Meters:
         # The name in parentheses may hold spaces; user and system time are the 14th and 15th fields.
         fields = self._jvm_stat.read_text().rpartition(")")[2].split()
         return own + (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def read_in_turn(*tables: Callable[[], DataFrame]) -> list[float]:
+    """Return the median of the seconds that it takes to open each table and read all its columns."""
+    times: list[list[float]] = [[] for _ in tables]
+    for _ in range(READS):
+        for open_table, of_table in zip(tables, times, strict=True):
+            started = time.perf_counter()
+            rows = open_table()
+            rows.agg(*[F.max(column) for column in rows.columns], F.count(F.lit(1))).collect()
+            of_table.append(time.perf_counter() - started)
+    return [statistics.median(of_table[2:]) for of_table in times]

@@ -155,11 +155,22 @@ def _with_columns(rows: DataFrame, workload: Workload, *others: str) -> DataFram
     return rows.select(F.expr(key).alias("key"), *columns, *others)
 
 
+def target_rows(spark: SparkSession, workload: Workload, num_rows: int) -> DataFrame:
+    """Return the rows of the table before the first batch, a partition for each file."""
+    rows = spark.range(0, num_rows, 1, max(1, num_rows // FILE_ROWS)).withColumn("version", F.lit(0))
+    return _with_columns(rows, workload)
+
+
+def create_table(rows: DataFrame, path: Path, *, has_deletion_vectors: bool) -> None:
+    """Create a Delta table of the rows in one commit."""
+    writer = rows.write.format("delta")
+    writer.option("delta.enableDeletionVectors", str(has_deletion_vectors).lower()).save(str(path))
+
+
 def create_target(spark: SparkSession, path: Path, workload: Workload, num_rows: int) -> None:
     """Create the table in files of the same number of rows, all in one commit."""
-    rows = spark.range(0, num_rows, 1, max(1, num_rows // FILE_ROWS)).withColumn("version", F.lit(0))
-    writer = _with_columns(rows, workload).write.format("delta")
-    writer.option("delta.enableDeletionVectors", str(workload.has_deletion_vectors).lower()).save(str(path))
+    rows = target_rows(spark, workload, num_rows)
+    create_table(rows, path, has_deletion_vectors=workload.has_deletion_vectors)
 
 
 def copy_target(path: Path, copy: Path) -> None:
@@ -222,7 +233,11 @@ def make_sink(path: Path, workload: Workload, on_result: Callable[[MergeResult],
 def fingerprint(spark: SparkSession, path: Path, *columns: str) -> tuple[int, int]:
     """Return the number of rows and a sum over the hashes of the rows, or of some columns: equal for equal tables, in
     any order."""
-    rows = spark.read.format("delta").load(str(path)).select(*columns or "*")
+    return fingerprint_of(spark.read.format("delta").load(str(path)).select(*columns or "*"))
+
+
+def fingerprint_of(rows: DataFrame) -> tuple[int, int]:
+    """Return the number of rows and a sum over their hashes."""
     row_hash = F.xxhash64(*rows.columns).cast("DECIMAL(38)")
     count, total = rows.agg(F.count("*"), F.sum(row_hash)).head() or (0, 0)
     return count, int(total)

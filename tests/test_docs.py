@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot_results
+from benchmarks.peers import plot as plot_peers
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -83,6 +84,12 @@ def test_the_picture_shows_the_figures_of_the_benchmarks():
     results = plot_results.read_results(plot_results.RESULTS.read_text(encoding="utf-8"))
     remedy = "draw it anew: python benchmarks/plot_results.py"
     assert plot_results.PICTURE.read_text(encoding="utf-8") == plot_results.draw(results), remedy
+
+
+def test_the_picture_of_the_peers_shows_the_figures_of_the_benchmarks():
+    points = plot_peers.read_points(plot_peers.RESULTS.read_text(encoding="utf-8"))
+    remedy = "draw it anew: python -m benchmarks.peers.plot"
+    assert plot_peers.PICTURE.read_text(encoding="utf-8") == plot_peers.draw(points), remedy
 
 
 def test_the_times_of_the_readme_are_those_of_the_benchmarks():

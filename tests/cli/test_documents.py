@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -65,6 +66,18 @@ def test_figures_are_those_of_the_benchmarks():
     numbers = re.findall(r"\d,\d{3}|\d+(?= ms)|\d\.\d\d", decoding)
     assert len(numbers) == 11
     assert [number for number in numbers if number not in measured] == []
+
+
+def test_figures_of_the_peers_are_those_of_the_benchmarks():
+    def table(page: str, first: str) -> list[dict[str, str]]:
+        lines = (ROOT / page).read_text().split("\n")
+        start = next(number for number, line in enumerate(lines) if line.startswith(first))
+        rows = [line.strip("| ").split(" | ") for line in itertools.takewhile(bool, lines[start:])]
+        return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+
+    shown = table("docs/comparison.md", "| system | rows |")
+    measured = table("benchmarks/README.md", "| system | version | rows |")
+    assert [{name: row[name] for name in shown[0]} for row in measured] == shown
 
 
 def test_sources_of_the_comparison_are_all_used():
