@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import tempfile
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,8 +25,6 @@ from benchmarks.database_events import PATTERN, Database, Table, write_file
 from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
 from benchmarks.throughput import batch_ends, children_of, files_source, pipeline_text, run_once
-from stream_merge.cli.show.overview import AskedTable, read_tables
-from stream_merge.cli.show.status_command import LIMIT_OF_MANY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,10 +158,6 @@ def check(root: Path, database: Database, options: argparse.Namespace) -> None:
     for table in database.tables:
         assert rows_of(spark, root / "lake" / table.name, table) == sorted(table.rows.values(), key=repr), table.name
     print(f"\nAll {len(database.tables)} tables have the rows of the database.")
-    asked = [AskedTable(target=str(root / "lake" / table.name)) for table in database.tables]
-    started = time.perf_counter()
-    read_tables(spark, asked, LIMIT_OF_MANY, with_quarantine=False)
-    print(f"`status` reads them in {time.perf_counter() - started:.1f} s.")
     spark.stop()
 
 

@@ -467,7 +467,7 @@ def test_tables_at_rest_are_told_of_a_pipeline_and_of_one_table(spark, written_t
     loaded = load(*tables, secrets=["s3cret"], parking=parked)
 
     def shown(table):
-        console = Console(width=200, file=io.StringIO())
+        console = Console(width=400, file=io.StringIO())
         html = tmp_path / "page.html"
         request = Request(table=table, loaded=loaded, plot=None, html=html, limit=None, interval=None)
         show_status(spark, request, console, console.print)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
 from typing import TYPE_CHECKING
 
 from stream_merge.cli.file.option_checks import table_key
@@ -18,9 +17,6 @@ from stream_merge.cli.show.status import Status, StatusError, read_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-_MAX_PARALLEL = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,28 +109,12 @@ def read_table(spark: SparkSession, table: AskedTable, limit: int, *, with_quara
         return TableState(target=table.target, problem=error, quarantined=quarantined)
 
 
-def read_tables(
-    spark: SparkSession, tables: Sequence[AskedTable], limit: int, *, with_quarantine: bool
-) -> tuple[TableState, ...]:
-    """Read the state of tables, several at a time: a reading mostly waits for Spark to plan small jobs."""
-    from stream_merge.bridge.threads import run_side_by_side
-
-    tasks = {
-        f"{number}": partial(read_table, spark, table, limit, with_quarantine=with_quarantine)
-        for number, table in enumerate(tables)
-    }
-    outcomes = run_side_by_side(spark, tasks, max_parallel=_MAX_PARALLEL)
-    for error in outcomes.failures.values():
-        raise error
-    return tuple(outcomes.results[name] for name in tasks)
-
-
 def read_overview(spark: SparkSession, pipeline: Pipeline, limit: int, *, with_quarantine: bool = False) -> Overview:
     """Read the state of all tables of a pipeline; see `read_table`."""
     tables, unlisted = asked_tables(spark, pipeline)
     return Overview(
         name=pipeline.pipeline.name,
-        tables=read_tables(spark, tables, limit, with_quarantine=with_quarantine),
+        tables=tuple(read_table(spark, table, limit, with_quarantine=with_quarantine) for table in tables),
         now=datetime.now(timezone.utc),
         unlisted=unlisted,
         at_rest=read_at_rest(spark, pipeline.pipeline.parking),
