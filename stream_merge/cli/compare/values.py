@@ -104,7 +104,7 @@ def _is_rounded(sent_name: str, number: str) -> str:
     # As decimals, numbers have the digits of their shortest text alone.
     is_kept = f"try_cast({sent_name} AS BIGINT) <=> try_cast({number} AS BIGINT)"
     is_other = f"{sent_name} RLIKE '^-?[0-9]{{8,19}}$' AND NOT {is_kept}"
-    return f"({is_other} OR {sent_name} RLIKE '[0-9]' AND abs({number}) = DOUBLE'Infinity')"
+    return f"({is_other} OR {sent_name} RLIKE '[0-9]' AND abs({number}) = CAST('Infinity' AS DOUBLE))"
 
 
 def comparable(name: str, kind: Kind, target: T.DataType) -> Column:
