@@ -14,16 +14,16 @@ import re
 import statistics
 import subprocess
 import tempfile
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.database_events import PATTERN, Database, Table, write_file
 from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
+from benchmarks.meters import Sampler
 from benchmarks.throughput import batch_ends, children_of, files_source, pipeline_text, run_once
 
 if TYPE_CHECKING:
@@ -47,34 +47,23 @@ class Memory:
     heap: int
 
 
-@dataclass(slots=True)
-class MemoryMeter:
+class MemoryMeter(Sampler):
     """Reads the memory of the command after each turn of batches, while the block runs."""
 
-    pid: int
-    log: Path
-    turn: int
-    readings: list[Memory] = field(default_factory=list)
-    _is_over: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    def __init__(self, pid: int, log: Path, turn: int) -> None:
+        super().__init__(0.2)
+        self.pid = pid
+        self.log = log
+        self.turn = turn
+        self.readings: list[Memory] = []
+        self._due = turn
 
-    def __enter__(self) -> MemoryMeter:
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        assert self._thread is not None
-        self._thread.join()
-
-    def _watch(self) -> None:
-        due = self.turn
-        while not self._is_over.wait(0.2):
-            begun = [int(number) for number in _LAST_BATCH.findall(self.log.read_text())]
-            if begun and max(begun) >= due:
-                due = (max(begun) // self.turn + 1) * self.turn
-                self._read(max(begun))
+    def sample(self) -> None:
+        """Read the memory if a turn has ended."""
+        begun = [int(number) for number in _LAST_BATCH.findall(self.log.read_text())]
+        if begun and max(begun) >= self._due:
+            self._due = (max(begun) // self.turn + 1) * self.turn
+            self._read(max(begun))
 
     def _read(self, batch: int) -> None:
         try:

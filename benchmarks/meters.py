@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import statistics
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import Self
 
 RELEASE_COMMAND = "m\n"
 """What py4j sends when Python has dropped a Java object, at a time of its own; not a call."""
@@ -38,6 +41,32 @@ class Reading:
     cpu_ms: float = 0.0
     num_jobs: int = 0
     num_calls: int = 0
+
+
+class Sampler(ABC):
+    """Takes samples in a thread of its own while the block runs."""
+
+    def __init__(self, pause: float) -> None:
+        """Take one after each pause, in seconds."""
+        self._pause = pause
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._pause):
+            self.sample()
+
+    @abstractmethod
+    def sample(self) -> None:
+        """Take a sample."""
 
 
 class Meters:

@@ -21,11 +21,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
 from itertools import pairwise
@@ -39,6 +37,7 @@ from benchmarks.change_data import COLUMNS, IMAGE, TYPES
 from benchmarks.database_events import RECORD
 from benchmarks.measure import SETTINGS, start_session
 from benchmarks.merge_speed import describe_machine
+from benchmarks.meters import Sampler
 from stream_merge import debezium
 from stream_merge.debezium.envelope import parse_envelope
 from tests.services.kafka import Kafka, LocalKafka
@@ -77,28 +76,17 @@ columns = "{columns}"
 BATCH_LINE = re.compile(r"^(\S+ \S+) INFO .*: batch (\d+), version", re.MULTILINE)
 
 
-@dataclass(slots=True)
-class ProcessTime:
+class ProcessTime(Sampler):
     """The processor time of a process and all below it, while the block runs, in seconds."""
 
-    pid: int
-    seconds: dict[int, float] = field(default_factory=dict)
-    _is_over: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    def __init__(self, pid: int) -> None:
+        super().__init__(0.5)
+        self.pid = pid
+        self.seconds: dict[int, float] = {}
 
-    def __enter__(self) -> ProcessTime:
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        assert self._thread is not None
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._is_over.wait(0.5):
-            self._read(self.pid)
+    def sample(self) -> None:
+        """Read the times."""
+        self._read(self.pid)
 
     def _read(self, pid: int) -> None:
         try:

@@ -91,6 +91,13 @@ class SinkConfig:
         return (*self.sequence_by, *self.tie_break_by)
 
     @property
+    def change_expressions(self) -> tuple[Expression, ...]:
+        """The expressions that decide what a change does: its order, its kind, and which values it has."""
+        options = (self.delete_when, self.truncate_when, self.unchanged_columns, self.old_key, self.new_key)
+        found = (*self.sequence_parts, *options, self.error_column)
+        return tuple(each for each in found if each is not None)
+
+    @property
     def sequence_columns(self) -> tuple[str, ...]:
         """The names of the columns that hold the sequence."""
         return tuple(part for part in self.sequence_by if isinstance(part, str))

@@ -111,19 +111,9 @@ def _alike(names: Sequence[str]) -> list[list[str]]:
 
 def _expressions(config: SinkConfig) -> Iterator[Expression]:
     """Iterate over all expressions of a sink that may use a column of the source."""
-    options = (
-        config.on,
-        config.before,
-        *config.sequence_parts,
-        config.delete_when,
-        config.truncate_when,
-        config.unchanged_columns,
-        config.old_key,
-        config.new_key,
-        config.error_column,
-        *config.expect.values(),
-    )
-    yield from (option for option in options if option is not None)
+    yield from (option for option in (config.on, config.before) if option is not None)
+    yield from config.change_expressions
+    yield from config.expect.values()
     for clause in config.clauses:
         if clause.condition is not None:
             yield clause.condition

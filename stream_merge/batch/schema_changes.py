@@ -244,19 +244,10 @@ def _named_in_options(config: SinkConfig, batch: DataFrame, table: StructType) -
     """Return the lower-case names of columns whose values decide what a change does: NULL would decide otherwise."""
     present = {name.lower() for name in (*batch.columns, *table.names)}
     named = {name.lower() for name in config.ignores_nulls_of(batch.columns)}
-    options = (
-        *config.sequence_parts,
-        config.delete_when,
-        config.truncate_when,
-        config.unchanged_columns,
-        config.old_key,
-        config.new_key,
-        config.error_column,
-    )
-    for option in options:
+    for option in config.change_expressions:
         if isinstance(option, str) and option.lower() in present:
             named.add(option.lower())
-        elif option is not None:
+        else:
             named |= named_columns(batch.sparkSession, option, config.source_alias)
     return named
 
