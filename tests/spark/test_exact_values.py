@@ -185,7 +185,9 @@ def test_debezium_s_numbers_of_more_digits_than_the_table_has(spark, create_tabl
 
     # The second row cannot be merged, nor can its removal; the delete by key can.
     log = changes(("c", (1, 12500), None), ("c", (2, 12345), None), ("d", None, (2, 12345)), ("c", (3, 12345), None))
-    with pytest.raises(SchemaMismatchError, match=r"^price: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\)"):
+    # Without a key it is the row before the removal that is looked at first.
+    name = "price" if keys else "price before the change"
+    with pytest.raises(SchemaMismatchError, match=rf"^{name}: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\)"):
         merge_sink(path, **options).merge(log)
     assert read_rows(path, "id") == []
 
