@@ -34,7 +34,7 @@ class BatchSize:
     """
 
     def __init__(self, trigger: timedelta) -> None:
-        self.num_records = SMALLEST
+        self.num_records: int = SMALLEST
         self._target = max(trigger, SHORTEST_TARGET).total_seconds()
 
     def is_changed_by(self, progress: Mapping[str, Any]) -> bool:
