@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pyspark.sql import types as T
 
 MAX_PRECISION = 38
@@ -98,14 +100,7 @@ def _whole_and_scale(kind: T.DataType, digits: tuple[int, ...]) -> tuple[int, in
 
 def is_widened(kept: T.DataType, kind: T.DataType) -> bool:
     """Return whether a type that the table has changes, beside fields that are added."""
-    if isinstance(kept, T.StructType) and isinstance(kind, T.StructType):
-        types = {each.name.lower(): each.dataType for each in kind.fields}
-        return any(is_widened(each.dataType, types[each.name.lower()]) for each in kept.fields)
-    if isinstance(kept, T.ArrayType) and isinstance(kind, T.ArrayType):
-        return is_widened(kept.elementType, kind.elementType)
-    if isinstance(kept, T.MapType) and isinstance(kind, T.MapType):
-        return is_widened(kept.keyType, kind.keyType) or is_widened(kept.valueType, kind.valueType)
-    return kept.simpleString() != kind.simpleString()
+    return any(one.simpleString() != other.simpleString() for one, other in _plain_types(kept, kind))
 
 
 def keeps_text(kept: T.DataType, kind: T.DataType) -> bool:
@@ -113,15 +108,26 @@ def keeps_text(kept: T.DataType, kind: T.DataType) -> bool:
 
     5 is 5.0 as a DOUBLE, and a day has a clock as a TIMESTAMP_NTZ.
     """
+    exact = T.IntegralType | T.DecimalType
+    return all(
+        one.simpleString() == other.simpleString() or (isinstance(one, exact) and isinstance(other, exact))
+        for one, other in _plain_types(kept, kind)
+    )
+
+
+def _plain_types(kept: T.DataType, kind: T.DataType) -> Iterator[tuple[T.DataType, T.DataType]]:
+    """Yield the types inside a type, and those that they have in a wider one."""
     if isinstance(kept, T.StructType) and isinstance(kind, T.StructType):
         types = {each.name.lower(): each.dataType for each in kind.fields}
-        return all(keeps_text(each.dataType, types[each.name.lower()]) for each in kept.fields)
-    if isinstance(kept, T.ArrayType) and isinstance(kind, T.ArrayType):
-        return keeps_text(kept.elementType, kind.elementType)
-    if isinstance(kept, T.MapType) and isinstance(kind, T.MapType):
-        return keeps_text(kept.keyType, kind.keyType) and keeps_text(kept.valueType, kind.valueType)
-    is_exact = all(isinstance(each, T.IntegralType | T.DecimalType) for each in (kept, kind))
-    return is_exact or kept.simpleString() == kind.simpleString()
+        for each in kept.fields:
+            yield from _plain_types(each.dataType, types[each.name.lower()])
+    elif isinstance(kept, T.ArrayType) and isinstance(kind, T.ArrayType):
+        yield from _plain_types(kept.elementType, kind.elementType)
+    elif isinstance(kept, T.MapType) and isinstance(kind, T.MapType):
+        yield from _plain_types(kept.keyType, kind.keyType)
+        yield from _plain_types(kept.valueType, kind.valueType)
+    else:
+        yield kept, kind
 
 
 def lacks_fields(sent: T.DataType, kept: T.DataType) -> bool:

@@ -133,8 +133,11 @@ def find_schema_changes(
         kind = _holding(kept[name].dataType, each.dataType)
         if kind is not None and kind.simpleString() == kept[name].dataType.simpleString():
             continue
-        keeps_ids = kind is None or not is_by_contents or keeps_text(kept[name].dataType, kind)
-        if kind is not None and keeps_ids and (can_widen or not is_widened(kept[name].dataType, kind)):
+        if (
+            kind is not None
+            and (can_widen or not is_widened(kept[name].dataType, kind))
+            and (keeps_text(kept[name].dataType, kind) or not is_by_contents)
+        ):
             widened[kept[name].name] = kind
             continue
         other = f"{each.name}__{_in_name(each.dataType)}"
@@ -233,23 +236,32 @@ def schema_changes_of(config: SinkConfig, batch: DataFrame, transaction: Transac
         is_by_contents=is_keyless,
     )
     changes = find(fixed=fixed)
-    if mode != "error" and (changes.replaced or changes.dropped):
-        changes = find(fixed={*fixed, *_named_in_options(config, batch, table)})
+    unsure = {*map(str.lower, changes.replaced), *(each.name.lower() for each in changes.dropped)}
+    if mode != "error" and unsure:
+        changes = find(fixed={*fixed, *_named_in_options(config, batch, unsure)})
     if mode == "error" and not changes.is_nothing:
         raise SchemaChangedError(config.target, tuple(changes.texts()))
     return changes
 
 
-def _named_in_options(config: SinkConfig, batch: DataFrame, table: StructType) -> set[str]:
-    """Return the lower-case names of columns whose values decide what a change does: NULL would decide otherwise."""
-    present = {name.lower() for name in (*batch.columns, *table.names)}
-    named = {name.lower() for name in config.ignores_nulls_of(batch.columns)}
+def _named_in_options(config: SinkConfig, batch: DataFrame, names: Collection[str]) -> set[str]:
+    """Return which columns, by lower-case names, decide what a change does: NULL in them would decide otherwise."""
+    found = {name.lower() for name in config.ignores_nulls_of(batch.columns)}
     for option in config.change_expressions:
-        if isinstance(option, str) and option.lower() in present:
-            named.add(option.lower())
-        else:
-            named |= named_columns(batch.sparkSession, option, config.source_alias)
-    return named
+        if isinstance(option, str):
+            text = option.lower()
+            if text in names:  # as it is: a column's name need not be SQL
+                found.add(text)
+                continue
+            # Every batch comes here, once the source has dropped a column. Few options name it, however it is quoted.
+            if not any(_without_quotes(name) in _without_quotes(text) for name in names):
+                continue
+        found |= named_columns(batch.sparkSession, option, config.source_alias)
+    return found.intersection(names)
+
+
+def _without_quotes(text: str) -> str:
+    return text.replace("`", "").replace('"', "")
 
 
 def with_schema_changes(

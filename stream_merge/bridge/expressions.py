@@ -142,6 +142,9 @@ _STABLE_FUNCTIONS = frozenset(
 )
 """Spark's functions whose value depends only on their arguments."""
 
+_NAMES = ("UnresolvedAttribute", "UnresolvedNamedLambdaVariable")
+"""What the parser makes of a name. Inside a lambda function, it treats every name as one of its arguments."""
+
 _MOMENTS = ("DateType", "TimestampType", "TimestampNTZType", "TimeType")
 _WRITTEN_OUT = re.compile(r"\s*\w+\s*['\"]\s*[+-]?\d")
 
@@ -176,8 +179,7 @@ def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> st
 
     def visit(node: Any, bound: frozenset[str]) -> None:
         kind = str(node.getClass().getSimpleName())
-        if kind in ("UnresolvedAttribute", "UnresolvedNamedLambdaVariable"):
-            # Inside a lambda function, the parser treats every name as one of its arguments.
+        if kind in _NAMES:
             first = str(node.nameParts().head()).lower()
             if first != alias.lower() and first not in bound:
                 starts.append(int(node.origin().startIndex().get()))
@@ -207,16 +209,11 @@ def named_columns(spark: SparkSession, expression: Expression, alias: str) -> fr
         ClauseError: The text is not an SQL expression.
     """
     names: set[str] = set()
-
-    def visit(node: Any) -> None:
-        if str(node.getClass().getSimpleName()) in ("UnresolvedAttribute", "UnresolvedNamedLambdaVariable"):
-            parts = [str(part).lower() for part in items(node.nameParts())]
-            names.update(parts[: 2 if parts[0] == alias.lower() else 1])
-        for child in items(node.children()):
-            visit(child)
-
     text = expression_sql(spark, expression)
-    visit(spark._jsparkSession.sessionState().sqlParser().parseExpression(text))
+    for leaf in items(spark._jsparkSession.sessionState().sqlParser().parseExpression(text).collectLeaves()):
+        if str(leaf.getClass().getSimpleName()) in _NAMES:
+            parts = [str(part).lower() for part in items(leaf.nameParts())]
+            names.update(parts[: 2 if parts[0] == alias.lower() else 1])
     return frozenset(names)
 
 

@@ -88,7 +88,7 @@ def _run_on_spark(
             raise PipelineFileError(faults, loaded.path)
         code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
         parked = progress.snapshot().parked
-        for line in lines_of(parked):
+        for line in lines_of(parked, loaded.secrets.mask):
             logger.error("%s", line)
         reason = "everything available is merged" if signals.received is None else "stopped by a signal"
         logger.info("ended: %s", reason if code is ExitCode.OK else "a signal interrupted the running micro-batch")

@@ -142,6 +142,7 @@ class _Contents:
         if not self.is_exact or given.dataType == kept or isinstance(given.dataType, T.NullType):
             return value.cast(kept)
         name = f"{given.name} before the change"
+        # When clocks are set back, two instants have the same local time; as the row's own values, they are taken.
         are_times = {type(given.dataType), type(kept)} == {T.TimestampType, T.TimestampNTZType}
         if isinstance(given.dataType, T.AtomicType) and isinstance(kept, T.AtomicType) and not are_times:
             return lossless_casts.exactly_typed(value, name, given.dataType, kept)

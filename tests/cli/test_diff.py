@@ -6,14 +6,17 @@ from decimal import Decimal
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from stream_merge import merge_sink
 from stream_merge.cli.compare import checksums, ranges
 from stream_merge.cli.compare.comparison import compare
 from stream_merge.cli.compare.database import DatabaseTable, TableName
 from stream_merge.cli.compare.diff_command import Request, diff
+from stream_merge.cli.compare.kinds import Kind
 from stream_merge.cli.compare.pairs import Pair, pairs_of
 from stream_merge.cli.compare.report import lines_of
+from stream_merge.cli.compare.values import comparable
 from stream_merge.cli.errors import ExitCode, PipelineError
 from tests.cli.derby import derby
 
@@ -303,3 +306,15 @@ def test_tables_of_a_pipeline_follow_those_of_their_topics(spark, make_pipeline,
     ]:
         with pytest.raises(PipelineError, match=says):
             pairs_of(spark, *given)
+
+
+def test_json_is_the_same_but_for_what_its_text_does_not_say(spark):
+    def texts(*values):
+        frame = spark.createDataFrame([(value,) for value in values], "v STRING")
+        return [row[0] for row in frame.select(comparable("v", Kind.JSON, StringType())).collect()]
+
+    one, other = texts('{"b": 1, "a": [ 1.5, null ]}', '{"a":[1.5,null],"b":1}')
+    assert one == other
+    # As DOUBLE the first two are infinite, the next 0, and the last the same number.
+    numbers = ["1e400", "1e401", "1E-400", "1e-401", "9007199254740993", "9007199254740992"]
+    assert len({*texts(*numbers)}) == len(numbers)

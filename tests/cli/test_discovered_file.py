@@ -217,6 +217,18 @@ def test_no_secret_is_written(option, text, to_set):
         assert given.secrets.mask(value) == "***"
 
 
+@pytest.mark.parametrize(
+    ("ids", "is_wide"),
+    [((bytes(4) + b"\0\0\0\7", bytes(4) + b"\0\0\1\0"), True), ((b"\0\0\0\7", bytes(4) + b"\0\0\0\7"), False)],
+    ids=["8 bytes", "4 bytes"],
+)
+def test_ids_of_eight_bytes_are_proposed_with_the_registry(ids, is_wide):
+    avro = [record(None, b"\0" + each + b"rest", "shop.a") for each in ids]
+    text, _ = file_of({"shop.a": avro, "shop.public.t": [record({"id": 1}, envelope())]})
+    assert "#[registry]" in text
+    assert ("#id_size = 8" in text) is is_wide
+
+
 def test_a_registry_with_a_login_in_its_address():
     given = connection(registry="http://u:hunter22@localhost:8081")
     assert given.written["registry"] == {"url": "${REGISTRY_URL}"}

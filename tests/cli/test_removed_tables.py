@@ -8,6 +8,7 @@ import pytest
 
 from stream_merge.cli.checks.removed_tables import read_before, removed_tables, warn_of_removed_tables
 from stream_merge.cli.errors import ExitCode
+from stream_merge.cli.query.topics import ReadTopics
 from stream_merge.cli.run.stopping import StopSignals
 from tests.cli.sample_parked import write_parked
 from tests.cli.test_runner import landing, make_runner, rows_of  # noqa: F401 - fixtures
@@ -25,9 +26,29 @@ def shop(make_pipeline, tmp_path):
     return make_pipeline(KAFKA, *tables, decode="debezium", pipeline={"parking": f"{tmp_path}/parked"})
 
 
-def test_what_was_read_before_is_known_of_kafka_and_of_a_single_table(shop, make_pipeline, tmp_path):
-    assert read_before(shop, 7, {"b": {"0": 0, "1": 3}, "a": {"0": 1}, "new": {"0": 0}}) == ["a", "b"]
-    assert read_before(shop, 7, None) == []
+def write_offsets(tmp_path, name, offsets):
+    """Write a file of a checkpoint as Spark does; only its last line counts."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(offsets)}')
+
+
+def test_what_was_read_before_is_known_of_kafka(spark, shop, make_pipeline, tmp_path):
+    write_offsets(tmp_path, "sources/0/0", {"begun": {"0": 5, "1": 5}, "latest": {"0": 9}, "empty": {"0": 0}})
+    ends = {"begun": {"0": 5, "1": 6}, "latest": {"0": 9}, "empty": {"0": 0}, "new": {"0": 1}, "new, empty": {"0": 0}}
+    write_offsets(tmp_path, "offsets/3", ends)
+    topics = ReadTopics(spark, str(tmp_path), lambda _: {})
+    assert read_before(shop, 4, topics) == ["begun", "new"]
+    assert [read_before(shop, batch_id, topics) for batch_id in (0, 3, 5)] == [[], [], []]
+    routed = make_pipeline(KAFKA, {"source": "a", "target": "./t", "keys": ["id"]}, pipeline={"route_by": "x"})
+    assert read_before(routed, 4, topics) == []
+
+
+def test_a_checkpoint_that_does_not_tell_where_it_began(spark, shop, tmp_path):
+    write_offsets(tmp_path, "offsets/3", {"a": {"0": 1}})
+    assert read_before(shop, 4, ReadTopics(spark, str(tmp_path), lambda _: {})) == []
+
+
+def test_what_was_read_before_is_known_of_a_single_table(make_pipeline):
     one = make_pipeline({"format": "files", "path": "x", "schema": "id INT"}, {"target": "./t", "keys": ["id"]})
     assert (read_before(one, 7, None), read_before(one, 0, None)) == ([""], [])
 
@@ -65,12 +86,3 @@ def test_a_table_that_was_removed_between_two_runs(make_runner, landing, read_ro
     assert rows_of(read_rows, tmp_path) == [(3, "c")]
     landing("4.json", {"id": 4, "name": "d"})
     assert run() == []
-
-
-def test_where_a_micro_batch_of_kafka_ends_is_read_from_the_checkpoint(spark, tmp_path):
-    from stream_merge.cli.query.topics import ReadTopics
-
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "offsets/3").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps({"orders": {"0": 5}})}')
-    topics = ReadTopics(spark, str(tmp_path), lambda _: {})
-    assert (topics.ends_of(3), topics.ends_of(2), topics.ends_of(-1)) == ({"orders": {"0": 5}}, None, None)

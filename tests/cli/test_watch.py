@@ -12,9 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stream_merge.cli.app import app
+from stream_merge.cli.query.failures import MAX_LENGTH
 from stream_merge.cli.show.overview import AskedTable, TableState, asked_table
 from stream_merge.cli.show.overview_view import render_overview
-from stream_merge.cli.show.parked import AtRest
+from stream_merge.cli.show.parked import AtRest, lines_of
 from stream_merge.cli.show.status import StatusError
 from stream_merge.cli.show.status_command import Request, _StatusCommand
 from stream_merge.cli.show.watch import watch
@@ -205,5 +206,15 @@ def test_tables_at_rest_are_told_below_with_what_to_do():
         "./***/[b]x[/nothing]: at rest since 2026-01-01 09:58:20 UTC; 1,207 records wait",
         "  [red]no[/] ***",
     ]
+    # Half a secret would not be found.
+    long = dataclasses.replace(table, error=f"{'x' * (MAX_LENGTH - 5)} hush-hush")
+    shown = printed(
+        dataclasses.replace(overview, at_rest=AtRest(tables=(long,))), 2_000, lambda t: t.replace("hush-hush", "***")
+    ).splitlines()
+    assert shown[6] == f"  {'x' * (MAX_LENGTH - 5)} ***"
+    (line,) = lines_of([long], lambda t: t.replace("hush-hush", "***"))
+    assert line.endswith("xxx ***")
+    longer = dataclasses.replace(table, error=f"{'x' * MAX_LENGTH}x")
+    assert lines_of([longer], str)[0].endswith(f": {'x' * (MAX_LENGTH - 1)}…")
     unknown = dataclasses.replace(overview, at_rest=AtRest(problem="./parked can't be read: [no]"))
     assert printed(unknown, 100).splitlines()[5:] == ["./parked can't be read: [no]"]

@@ -106,6 +106,7 @@ def test_numbers_that_do_not_fit_are_errors(spark):
         ("BIGINT", 1.5),
         ("INT", True),
         ("BOOLEAN", "perhaps"),
+        (Field("BOOLEAN", "io.debezium.data.Bits", length=2), "Ag=="),
         ("DOUBLE", "much"),
     )
 

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import types as T
 
 from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, decoded_type, find_schema_changes, needs_ntz
-from stream_merge.widening import wider
+from stream_merge.widening import is_widened, keeps_text, wider
 
 NAMES = {
     kind.simpleString(): kind
@@ -211,3 +211,21 @@ def test_a_field_that_is_called_like_a_type_is_none():
     assert not asks(T.ArrayType(T.StructType([named])))
     assert asks(T.ArrayType(T.StructType([named, T.StructField("at", T.TimestampNTZType())])))
     assert asks(T.MapType(T.StringType(), T.TimestampNTZType()))
+
+
+@pytest.mark.parametrize(
+    ("kept", "kind", "widened", "same_text"),
+    [
+        ("a int", "a int", False, True),
+        ("a int", "a bigint, b double", True, True),
+        ("a int, b int", "b double, a int", True, False),
+        ("A int, b date", "a decimal(12,2), b date", True, True),
+        ("a array<struct<x:int>>", "a array<struct<x:double,y:int>>", True, False),
+        ("a map<int,float>", "a map<int,double>", True, False),
+        ("a map<int,float>", "a map<bigint,float>", True, True),
+        ("a date", "a timestamp_ntz", True, False),
+    ],
+)
+def test_what_a_wider_type_changes(kept, kind, widened, same_text):
+    types = struct_of(kept), struct_of(kind)
+    assert (is_widened(*types), keeps_text(*types)) == (widened, same_text)

@@ -7,8 +7,8 @@ middle, and nothing would tell that what came before is missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.table import table_exists
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from stream_merge.cli.file.pipeline import Pipeline
+    from stream_merge.cli.query.topics import ReadTopics
 
 logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 _MAX_NAMED = 20
 
 
-def read_before(pipeline: Pipeline, batch_id: int, position: Mapping[str, Any] | None) -> list[str]:
+def read_before(pipeline: Pipeline, batch_id: int, topics: ReadTopics | None) -> list[str]:
     """Return the sources whose records earlier micro-batches have read, as far as that is known.
 
     Args:
         pipeline: The pipeline.
         batch_id: The first micro-batch of this run.
-        position: Where the micro-batch before it ended: Kafka's offsets by topic and partition; None if unknown.
+        topics: The topics of the checkpoint; None for a source other than Kafka.
     """
-    if position is not None and pipeline.pipeline.route_by is None:
-        return sorted(topic for topic, ends in position.items() if any(int(end) > 0 for end in ends.values()))
+    if topics is not None and pipeline.pipeline.route_by is None:
+        return topics.read_before(batch_id)
     return [""] if batch_id > 0 and is_single(pipeline) else []
 
 
@@ -77,7 +78,7 @@ def _is_there(spark: SparkSession, target: str) -> bool:
     try:
         return table_exists(spark, target)
     except StreamMergeError:
-        return True  # It is there, and what is wrong with it shows when it is merged.
+        return True  # What is wrong with it shows when it is merged.
     except JVM_ERRORS:
         return True
 

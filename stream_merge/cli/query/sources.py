@@ -45,7 +45,7 @@ def read_stream(spark: SparkSession, source: Source, max_offsets: int | None = N
     Args:
         spark: The session.
         source: The source.
-        max_offsets: Largest number of Kafka's records in one micro-batch, unless the source itself says it.
+        max_offsets: Largest number of Kafka's records in one micro-batch, if the user has not said it.
 
     Raises:
         PipelineError: An option contradicts the pipeline's guarantees.
@@ -193,13 +193,13 @@ def kafka_stream_options(source: KafkaSource, max_offsets: int | None = None) ->
 
     Args:
         source: The source.
-        max_offsets: Largest number of records in one micro-batch, unless the user's options say it.
+        max_offsets: Largest number of records in one micro-batch, if the user has not said it (`limits_batches`).
 
     Raises:
         PipelineError: An option contradicts the pipeline's guarantees.
     """
     options = {**source.options, **kafka_options(source), "startingOffsets": source.starting_offsets}
-    limit = max_offsets if not limits_batches(source) else source.max_offsets_per_trigger
+    limit = max_offsets if source.max_offsets_per_trigger is None else source.max_offsets_per_trigger
     if limit is not None:
         options["maxOffsetsPerTrigger"] = str(limit)
     if not {name.lower() for name in options} & _DIVISIONS:

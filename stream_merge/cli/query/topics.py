@@ -63,9 +63,18 @@ class ReadTopics:
             self._known |= found
             self._write()
 
-    def ends_of(self, batch_id: int) -> dict[str, Any] | None:
-        """Return where a micro-batch ends, by topic and partition; None if the checkpoint does not have it."""
-        return self._read(f"offsets/{batch_id}") if batch_id >= 0 else None
+    def read_before(self, batch_id: int) -> list[str]:
+        """Return the topics of which micro-batches before this one had records, as far as the checkpoint tells."""
+        ends = self._read(f"offsets/{batch_id - 1}") if batch_id > 0 else None
+        # Where Spark's source began: not at 0 with "latest", or if Kafka had dropped records.
+        starts = self._read("sources/0/0")
+        if ends is None or starts is None:
+            return []
+        return sorted(
+            topic
+            for topic, partitions in ends.items()
+            if any(end > starts.get(topic, {}).get(partition, 0) for partition, end in partitions.items())
+        )
 
     def _find_made_anew(self, found: Mapping[str, str]) -> list[str]:
         return [topic for topic, topic_id in found.items() if self._known.get(topic, topic_id) != topic_id]

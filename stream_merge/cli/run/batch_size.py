@@ -37,7 +37,7 @@ class BatchSize:
         self.num_records: int = SMALLEST
         self._target = max(trigger, SHORTEST_TARGET).total_seconds()
 
-    def is_changed_by(self, progress: Mapping[str, Any]) -> bool:
+    def adapt(self, progress: Mapping[str, Any]) -> bool:
         """Take the report of a micro-batch into account, and return whether the size has changed.
 
         Args:

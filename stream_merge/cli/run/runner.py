@@ -150,8 +150,7 @@ class Runner:
             self._topics.check_batch(batch_id)
         if not self._has_looked_for_tables:
             self._has_looked_for_tables = True
-            ends = None if self._topics is None else self._topics.ends_of(batch_id - 1)
-            sources = read_before(self._pipeline, batch_id, ends)
+            sources = read_before(self._pipeline, batch_id, self._topics)
             warn_of_removed_tables(self._spark, self._pipeline, sources)
         self._merge(batch_df, batch_id)
 
@@ -220,7 +219,7 @@ class Runner:
     def _adapt_batch_size(self, query: StreamingQuery, report: dict[str, Any]) -> None:
         """Change the limit of the running query, if it can be; a query that is started later has it in any case."""
         size = self._batch_size
-        if size is None or not size.is_changed_by(report):
+        if size is None or not size.adapt(report):
             return
         if limit_rows(self._spark, query, size.num_records):
             logger.info("micro-batches have at most %s records from now on", f"{size.num_records:,}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -59,11 +59,11 @@ def in_order(tables: Sequence[ParkedTable]) -> tuple[ParkedTable, ...]:
     return tuple(sorted(tables, key=lambda table: table.target))
 
 
-def lines_of(tables: Sequence[ParkedTable]) -> tuple[str, ...]:
+def lines_of(tables: Sequence[ParkedTable], mask: Callable[[str], str]) -> tuple[str, ...]:
     """Return a line for each table at rest."""
     return tuple(
-        f"{table.target}: at rest, {plural(table.num_rows, 'record')} parked since {utc(table.since)}: "
-        f"{table.error[:MAX_LENGTH]}"
+        f"{mask(table.target)}: at rest, {plural(table.num_rows, 'record')} parked since {utc(table.since)}: "
+        f"{short_reason(table, mask)}"
         for table in in_order(tables)
     )
 
@@ -81,5 +81,14 @@ def next_attempt(table: ParkedTable, now: datetime) -> str:
 
 
 def reason(table: ParkedTable) -> str:
-    """Return why a table is at rest, in a line of any length: cut before it is masked, it could show half a secret."""
+    """Return why a table is at rest, in a line of any length."""
     return " ".join(table.error.split())
+
+
+def short_reason(table: ParkedTable, mask: Callable[[str], str]) -> str:
+    """Return the same without secrets, and without most of a plan of Spark.
+
+    It is masked before it is cut, since half a secret would not be found.
+    """
+    masked = mask(reason(table))
+    return masked if len(masked) <= MAX_LENGTH else f"{masked[: MAX_LENGTH - 1]}…"

@@ -8,9 +8,8 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from stream_merge.cli.query.failures import MAX_LENGTH
 from stream_merge.cli.show.formats import plural
-from stream_merge.cli.show.parked import HOW_TO_TAKE_UP, AtRest, in_order, next_attempt, reason, waiting
+from stream_merge.cli.show.parked import HOW_TO_TAKE_UP, AtRest, in_order, next_attempt, short_reason, waiting
 from stream_merge.cli.show.status_view import ATTENTION
 from stream_merge.metrics import ParkedTable
 
@@ -23,7 +22,7 @@ def render_at_rest(found: AtRest, mask: Callable[[str], str]) -> list[Text]:
     lines = []
     for table in found.tables:
         lines.append(Text(mask(f"{table.target}: {waiting(table)}"), style=ATTENTION))
-        lines.append(Text(f"{_INDENT}{_short(mask(reason(table)))}", style=ATTENTION))
+        lines.append(Text(f"{_INDENT}{short_reason(table, mask)}", style=ATTENTION))
     if found.problem is not None:
         lines.append(Text(mask(found.problem), style=ATTENTION))
     if found.tables:
@@ -57,7 +56,7 @@ def fitting(
         lines = [
             *wrap(head, width),
             *wrap(
-                _short(mask(reason(table))),
+                short_reason(table, mask),
                 width,
                 max_lines=2,
                 placeholder=" …",
@@ -71,8 +70,3 @@ def fitting(
             break
         shown += [Text(line, style=ATTENTION) for line in lines]
     return [*shown, *advice]
-
-
-def _short(masked: str) -> str:
-    """Cut a text that may be a whole plan of Spark; after it was masked, since half a secret would not be found."""
-    return masked if len(masked) <= MAX_LENGTH else f"{masked[: MAX_LENGTH - 1]}…"
