@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def test_every_step_is_in_the_matrix():
-    assert {*STEPS} == {*steps.STEPS, *steps.OPTIONAL_STEPS, *steps.ALTERING_STEPS, *OF_MAINTENANCE}
+    others = {*steps.OPTIONAL_STEPS, *steps.ALTERING_STEPS, *OF_MAINTENANCE, *steps.PARKING_STEPS}
+    assert {*STEPS} == {*steps.STEPS, *others}
     assert {*steps.MAINTENANCE_STEPS} - {*OF_MAINTENANCE} == {"vacuuming"}
-    planned = {(case.step, case.fault, case.strategy, case.has_state) for case in cases(FAULTS, 1)}
-    assert len(planned) == len(FAULTS) * 2 * (2 * len(STEPS) - len(OF_STATE))
+    planned = {(case.step, case.fault, case.strategy, case.workload) for case in cases(FAULTS, 1)}
+    assert len(planned) == len(FAULTS) * 2 * (2 * len(STEPS) - len(OF_STATE) - len(steps.PARKING_STEPS))
 
 
 def test_the_page_has_every_step_and_no_damage():
@@ -32,7 +33,7 @@ def test_the_page_has_every_step_and_no_damage():
     # A run may have been of some faults only; the page names those that it has.
     faults = [fault for fault in FAULTS if fault in lines[0]]
     assert faults
-    assert [line for line in lines if line[0] == "step"] == [["step", *faults]] * 2
+    assert [line for line in lines if line[0] == "step"] == [["step", *faults]] * len(WORKLOADS)
     named = [line[0] for line in lines if line[0].startswith("`")]
     assert sorted({*named}) == sorted(f"`{step}`" for step in STEPS)
     assert "**" not in "".join(" ".join(line[1:]) for line in lines)
@@ -41,7 +42,7 @@ def test_the_page_has_every_step_and_no_damage():
 
 def test_a_damage_would_show():
     found = [
-        {"step": "writing", "fault": "conflict", "strategy": strategy, "has_state": True, "faults": 1, **others}
+        {"step": "writing", "fault": "conflict", "strategy": strategy, "workload": "ordered", "faults": 1, **others}
         for strategy, others in (
             ("copy_on_write", {"error": "", "landed": True, "lost": 2, "doubled": 0, "revived": 1}),
             ("merge_on_read", {"error": "E", "landed": False, "lost": 0, "doubled": 0, "revived": 0}),
@@ -52,8 +53,8 @@ def test_a_damage_would_show():
     assert "| **all** | 2 | 1 | 1 | 0 | 2 | 0 | 1 |" in page
     assert (page[:7], page[-6:]) == ("before ", " after")
 
-    rows = [(key, n, m) for key, (n, m) in WORKLOADS[False].rows().items()]
-    expected = WORKLOADS[False].rows()
+    rows = [(key, n, m) for key, (n, m) in WORKLOADS["counting"].rows().items()]
+    expected = WORKLOADS["counting"].rows()
     wrong = {
         (1, 0, 0): [*rows[1:]],
         (0, 1, 0): [*rows, rows[0]],
@@ -75,28 +76,30 @@ def runner(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         pytest.skip("there is no javac to compile a file system that fails")
     root = tmp_path_factory.mktemp("matrix")
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, value in EAGER:
-            patch.setattr(module, name, value)
+        for owner, name, value in EAGER:
+            patch.setattr(owner, name, value)
         yield Runner(spark, Path(root), FaultyFileSystem(spark, root / "filesystem"))
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize(
-    ("step", "fault", "strategy", "has_state"),
+    ("step", "fault", "strategy", "workload"),
     [
-        pytest.param("columns_added", "answer lost", "merge_on_read", True, marks=pytest.mark.long),
-        ("altered", "answer lost", "merge_on_read", True),
-        pytest.param("compacted", "answer lost", "merge_on_read", True, marks=pytest.mark.long),
-        ("remembering", "answer lost", "copy_on_write", True),
-        ("forgetting", "files fail before", "merge_on_read", True),
-        pytest.param("truncating", "conflict", "copy_on_write", True, marks=pytest.mark.long),
-        ("writing", "conflict", "merge_on_read", False),
-        pytest.param("before_commit", "answer lost", "copy_on_write", False, marks=pytest.mark.long),
+        pytest.param("columns_added", "answer lost", "merge_on_read", "ordered", marks=pytest.mark.long),
+        ("altered", "answer lost", "merge_on_read", "ordered"),
+        pytest.param("compacted", "answer lost", "merge_on_read", "ordered", marks=pytest.mark.long),
+        ("remembering", "answer lost", "copy_on_write", "ordered"),
+        ("forgetting", "files fail before", "merge_on_read", "ordered"),
+        pytest.param("truncating", "conflict", "copy_on_write", "ordered", marks=pytest.mark.long),
+        ("writing", "conflict", "merge_on_read", "counting"),
+        pytest.param("before_commit", "answer lost", "copy_on_write", "counting", marks=pytest.mark.long),
+        pytest.param("parking", "conflict", "copy_on_write", "resting", marks=pytest.mark.long),
+        ("unparking", "answer lost", "merge_on_read", "resting"),
     ],
 )
-def test_cases(runner: Runner, step: str, fault: str, strategy: str, has_state: bool):
+def test_cases(runner: Runner, step: str, fault: str, strategy: str, workload: str):
     number = list(STEPS).index(step)
-    case = Case(number=number, step=step, fault=fault, strategy=strategy, has_state=has_state, round=0)
+    case = Case(number=number, step=step, fault=fault, strategy=strategy, workload=workload, round=0)
     report = runner.run(case, resumes=False)
     assert report["faults"] == 1
     assert (report["lost"], report["doubled"], report["revived"]) == (0, 0, 0)

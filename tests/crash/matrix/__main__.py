@@ -21,6 +21,7 @@ from stream_merge import steps
 from tests.conftest import SESSION_CONF, STRATEGIES
 from tests.crash.matrix.page import FAULTS, PAGE, with_matrix
 from tests.crash.matrix.session import Case
+from tests.crash.matrix.workloads import WORKLOADS
 from tests.jvm.jars import jar_conf
 from tests.streaming.child_session import last_lines, run_child
 
@@ -39,6 +40,7 @@ STEPS = (
     *_WITHIN,
     *_MERGING,
     *OF_MAINTENANCE,
+    *steps.PARKING_STEPS,
 )
 """In order."""
 KILLED = -9
@@ -46,25 +48,26 @@ DISK = "24m"
 
 
 def cases(faults: Sequence[str], rounds: int, steps_of_cases: Sequence[str] = STEPS) -> list[Case]:
-    """Return a case for each fault at each step, by each strategy, with and without state."""
-    found: list[Case] = []
-    for fault in faults:
-        for number_of_round in range(rounds):
-            for step in steps_of_cases:
-                for strategy in STRATEGIES:
-                    for has_state in (False, True):
-                        if has_state or step not in OF_STATE:
-                            found.append(
-                                Case(
-                                    number=len(found),
-                                    step=step,
-                                    fault=fault,
-                                    strategy=strategy,
-                                    has_state=has_state,
-                                    round=number_of_round,
-                                )
-                            )
-    return found
+    """Return a case for each fault at each step, by each strategy, of each workload that comes to the step."""
+    planned = [
+        (step, fault, strategy, workload, number_of_round)
+        for fault in faults
+        for number_of_round in range(rounds)
+        for step in steps_of_cases
+        for strategy in STRATEGIES
+        for workload in WORKLOADS
+        if workload in _workloads_at(step)
+    ]
+    return [
+        Case(number=number, step=step, fault=fault, strategy=strategy, workload=workload, round=number_of_round)
+        for number, (step, fault, strategy, workload, number_of_round) in enumerate(planned)
+    ]
+
+
+def _workloads_at(step: str) -> tuple[str, ...]:
+    if step in steps.PARKING_STEPS:
+        return ("resting",)
+    return ("ordered",) if step in OF_STATE else ("counting", "ordered")
 
 
 def run(of_fault: Sequence[Case], root: Path, conf: dict[str, str]) -> list[dict[str, Any]]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.crash.matrix.workloads import WORKLOADS
+
 PAGE = Path(__file__).parents[3] / "docs" / "reliability.md"
 BEGIN = "<!-- crash matrix: python -m tests.crash.matrix -->"
 END = "<!-- end of the crash matrix -->"
@@ -30,23 +32,21 @@ def with_matrix(page: str, found: Sequence[dict[str, Any]]) -> str:
         raise ValueError(f"the page has no {BEGIN} ... {END}")
     order = {fault: number for number, fault in enumerate(FAULTS)}
     found = sorted(found, key=lambda case: order[case["fault"]])
-    parts = [table(found, has_state=has_state) for has_state in (False, True)]
-    titles = ("Without state (clauses that add to rows):", "With state (sequence, tombstones, moved keys, quarantine):")
-    body = [text for pair in zip(titles, parts, strict=True) for text in pair]
+    body = [text for name, workload in WORKLOADS.items() for text in (workload.title, table(found, name))]
     return f"{before}{BEGIN}\n\n" + "\n\n".join([*body, "Outcomes:", outcomes(found)]) + f"\n\n{END}{after}"
 
 
-def table(found: Sequence[dict[str, Any]], *, has_state: bool) -> str:
-    """Return the table of steps and faults: how often a fault came by each strategy, and what was wrong if anything
-    was."""
-    of_state = [case for case in found if case["has_state"] == has_state]
-    steps = list(dict.fromkeys(case["step"] for case in of_state))
-    faults = list(dict.fromkeys(case["fault"] for case in of_state))
+def table(found: Sequence[dict[str, Any]], workload: str) -> str:
+    """Return the table of a workload's steps and faults: how often a fault came by each strategy, and what was wrong if
+    anything was."""
+    of_workload = [case for case in found if case["workload"] == workload]
+    steps = list(dict.fromkeys(case["step"] for case in of_workload))
+    faults = list(dict.fromkeys(case["fault"] for case in found))
     lines = [_line(["step", *faults]), _line(["---", *["---:"] * len(faults)])]
     for step in steps:
         cells = []
         for fault in faults:
-            cases = [case for case in of_state if (case["step"], case["fault"]) == (step, fault)]
+            cases = [case for case in of_workload if (case["step"], case["fault"]) == (step, fault)]
             cells.append(_cell([case for case in cases if case["faults"]]))
         lines.append(_line([f"`{step}`", *cells]))
     return "\n".join(lines)

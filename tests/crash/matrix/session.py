@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from stream_merge import steps
 from stream_merge.batch import maintain
 from stream_merge.maintenance import account, policy
+from stream_merge.routing import tables_at_rest
 from stream_merge.tombstones import files
 from tests.crash.cluster_session import Cluster
 from tests.crash.matrix.workloads import (
@@ -38,6 +39,9 @@ from tests.crash.matrix.workloads import (
     TABLE,
     WORKLOADS,
     Damage,
+    Ordered,
+    Resting,
+    Sink,
     damage,
     damage_of_quarantine,
     frame,
@@ -61,27 +65,33 @@ EAGER = (
     (policy, "MIN_FILES", 2),
     (policy, "TIER_FACTOR", 1e9),
     (maintain, "WAIT_BATCHES", 0),
+    (tables_at_rest.TableAtRest, "is_due", True),
 )
-"""What to set in the modules of the library."""
+"""What to set in the library."""
 DELAYS_SECONDS = (0.0, 0.03, 0.1, 0.3)
 """How long after the step the process is killed; each round takes the next."""
 
 
 @dataclass(kw_only=True)
 class Case:
-    """A fault at a step of a merge, by one strategy, with or without state."""
+    """A fault at a step of a merge, by one strategy, of one of the `WORKLOADS`."""
 
     number: int
     step: str
     fault: str
     strategy: str
-    has_state: bool
+    workload: str
     round: int
 
     @property
     def faulted(self) -> int:
         """The batch in which the fault comes."""
         return 0 if self.step in PREPARING else FAULTED
+
+    @property
+    def refused(self) -> int:
+        """The batch that the table refuses if it goes to rest: so that the steps come in the batch of the fault."""
+        return FAULTED if self.step in ("parking", "parked") else FAULTED - 1
 
     @property
     def options(self) -> dict[str, Any]:
@@ -100,7 +110,7 @@ class Case:
     def batch(self, spark: SparkSession, batch_id: int) -> DataFrame:
         """Return a batch; from the one of the fault on, with wider keys if the step is one of altering the table."""
         has_wide_keys = self.step in steps.ALTERING_STEPS and batch_id >= self.faulted
-        return frame(spark, WORKLOADS[self.has_state], batch_id, has_wide_keys=has_wide_keys)
+        return frame(spark, WORKLOADS[self.workload], batch_id, has_wide_keys=has_wide_keys)
 
 
 @dataclass
@@ -119,7 +129,7 @@ class Runner:
         """Run a case, or what is left of it after a kill, and return what was found."""
         folder = self.root / ("disk" if case.fault == "disk full" else "cases") / str(case.number)
         path, target = folder / "target", self._target(case, folder / "target")
-        workload = WORKLOADS[case.has_state]
+        workload = WORKLOADS[case.workload]
         error = "killed"
         if resumes:
             self.num_faults = 1
@@ -129,8 +139,9 @@ class Runner:
                 self.spark.sql(f"CREATE TABLE delta.`{target}` ({TABLE}) USING delta TBLPROPERTIES ({properties})")
             sink = workload.sink(target, **case.options)
             for batch_id in range(case.faulted):
-                sink(case.batch(self.spark, batch_id), batch_id)
+                self._merge(case, target, sink, batch_id)
             self.num_faults = 0
+            self._prepare(case, target, case.faulted)
             error = ""
             batch = case.batch(self.spark, case.faulted)
             with self._fault(case, path, target):
@@ -143,8 +154,9 @@ class Runner:
         if resumes or case.number % 2:
             sink = workload.sink(target, **case.options)
             self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-        for batch_id in range(case.faulted, NUM_BATCHES):
-            sink(case.batch(self.spark, batch_id), batch_id)
+        sink(case.batch(self.spark, case.faulted), case.faulted)
+        for batch_id in range(case.faulted + 1, NUM_BATCHES):
+            self._merge(case, target, sink, batch_id)
         found = self._damage(case, target)
         ids = [batch_id for app_id, batch_id in recorded_batches(str(path)) if app_id == APP_ID]
         found += Damage(doubled=len(ids) - len({*ids}), lost=NUM_BATCHES - len({*ids}))
@@ -158,23 +170,37 @@ class Runner:
         path.parent.mkdir(parents=True, exist_ok=True)
         return str(path)
 
+    def _merge(self, case: Case, target: str, sink: Sink, batch_id: int) -> None:
+        self._prepare(case, target, batch_id)
+        sink(case.batch(self.spark, batch_id), batch_id)
+
+    def _prepare(self, case: Case, target: str, batch_id: int) -> None:
+        workload = WORKLOADS[case.workload]
+        if isinstance(workload, Resting):
+            workload.prepare(self.spark, target, batch_id, refused=case.refused)
+
     @staticmethod
     def _landed(path: Path, case: Case) -> bool:
-        there = (path / "_delta_log").exists() and recorded_batches(str(path))
-        return bool(there) and (APP_ID, case.faulted) in there
+        """Return whether the batch of the fault is in the table, or parked for it."""
+        tables = [table for table in (str(path), f"{path}_parked") if Path(table, "_delta_log").exists()]
+        found = [(app_id.partition("/")[0], batch) for table in tables for app_id, batch in recorded_batches(table)]
+        return (APP_ID, case.faulted) in found
 
     def _damage(self, case: Case, target: str) -> Damage:
-        workload = WORKLOADS[case.has_state]
+        workload = WORKLOADS[case.workload]
         expected = workload.rows()
         if case.fault == "conflict" and self.num_faults:
             if case.faulted:
                 n, m = expected[OTHER_KEY]
                 expected[OTHER_KEY] = ((n or 0) + OTHER_N, m)
-            elif not case.has_state:
+            elif not isinstance(workload, Ordered):
                 expected[NEW_KEY] = (NEW_N, None)
         rows = self.spark.read.format("delta").load(target).select("id", "n", "m").collect()
         found = damage([(row[0], row[1], row[2]) for row in rows], expected)
-        if case.has_state:
+        if isinstance(workload, Resting):
+            num_others = self.num_faults if case.fault == "conflict" else 0
+            found += workload.damage(self.spark, target, num_others=num_others)
+        if isinstance(workload, Ordered):
             quarantine = self.spark.read.format("delta").load(f"{target}_rejected")
             ids = quarantine.selectExpr("batch_id", "CAST(get_json_object(row, '$.id') AS INT)").collect()
             found += damage_of_quarantine(Counter((row[0], row[1]) for row in ids), workload.rejected)
@@ -244,6 +270,9 @@ class Runner:
         session = self.spark.newSession()
         if case.faulted:
             session.sql(f"UPDATE delta.`{target}` SET n = n + {OTHER_N} WHERE id = {OTHER_KEY}")
+            workload = WORKLOADS[case.workload]
+            if isinstance(workload, Resting):
+                workload.park_another(session, target)
         else:
             session.sql(f"INSERT INTO delta.`{target}` (id, n, m) VALUES ({NEW_KEY}, {NEW_N}, NULL)")
 
@@ -264,8 +293,8 @@ def main() -> None:
     argument = json.loads(sys.argv[1])
     root = Path(argument["root"])
     spark = start_session(argument["conf"], root / "warehouse")
-    for module, name, value in EAGER:
-        setattr(module, name, value)
+    for owner, name, value in EAGER:
+        setattr(owner, name, value)
     runner = Runner(spark, root)
     if argument["conf"]["spark.master"].startswith("local-cluster"):
         runner.cluster = Cluster(spark)

@@ -1,16 +1,17 @@
-"""What the crash matrix merges: two kinds of sinks, four batches, and the rows that they must leave."""
+"""What the crash matrix merges: three kinds of sinks, four batches, and the rows that they must leave."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from stream_merge import MergeSink, merge_sink
+from stream_merge import MergeSink, merge_router, merge_sink
+from stream_merge.routing.parking_table import SOURCE_NAME, Owner, ParkedBatch, ParkingTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +27,7 @@ NEW_KEY, NEW_N = 70, 7
 """The row that another writer inserts while the table is prepared."""
 
 Rows = dict[int, tuple[int | None, int | None]]
+Sink = Callable[["DataFrame", int], None]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Damage:
 class Counting:
     """A sink without state: it adds to rows, so that a batch which is merged twice counts twice."""
 
+    title = "Without state (clauses that add to rows):"
     schema = pa.schema([("id", pa.int32()), ("n", pa.int64()), ("m", pa.int64())])
     batches: tuple[list[tuple[Any, ...]], ...] = (
         [(key, 1, 0) for key in range(10)],
@@ -52,9 +55,12 @@ class Counting:
     )
     rejected: frozenset[tuple[int, int]] = frozenset()
 
+    def sink(self, target: str, **options: Any) -> Sink:
+        """Return what merges the batches."""
+        return self._sink(target, **options)
+
     @staticmethod
-    def sink(target: str, **options: Any) -> MergeSink:
-        """Return the sink."""
+    def _sink(target: str, **options: Any) -> MergeSink:
         sink = merge_sink(target, on="target.id = source.id", app_id=APP_ID, **options)
         sink = sink.when_matched_delete(condition="source.n < 0")
         return sink.when_matched_update(set={"n": "target.n + source.n"}).when_not_matched_insert()
@@ -69,6 +75,7 @@ class Counting:
 class Ordered:
     """A sink with all the state that there is: sequences, tombstones, moved keys, a TRUNCATE and a quarantine."""
 
+    title = "With state (sequence, tombstones, moved keys, quarantine):"
     schema = pa.schema(
         [
             *Counting.schema,
@@ -118,8 +125,8 @@ class Ordered:
         )
 
     @staticmethod
-    def sink(target: str, **options: Any) -> MergeSink:
-        """Return the sink."""
+    def sink(target: str, **options: Any) -> Sink:
+        """Return what merges the batches."""
         return merge_sink(
             target,
             keys="id",
@@ -143,8 +150,48 @@ class Ordered:
         return {**rows, 2: (1002, 2002), 14: (1014, 204), 5: (1005, 205), 6: (1006, 2006), 20: (1020, 2020)}
 
 
-WORKLOADS = {False: Counting(), True: Ordered()}
-"""By whether the sink has state."""
+class Resting(Counting):
+    """A router whose table refuses a batch, goes to rest, and gets what is parked before the next batch."""
+
+    title = "Of a router, for a table that is at rest:"
+    schema = Counting.schema.append(pa.field("topic", pa.string()))
+    batches = tuple([(*row, "items") for row in batch] for batch in Counting.batches)
+    # Only what the table has already holds.
+    checks: Mapping[int, str] = {1: f"n < 3 OR id = {OTHER_KEY}", 2: f"n < 7 OR id = {OTHER_KEY}"}
+
+    def sink(self, target: str, **options: Any) -> Sink:
+        """Return what merges the batches."""
+        sinks = {"items": self._sink(target, **options)}
+        return merge_router(
+            sinks, prepare=lambda _, changed: changed.drop("topic"), parking=f"{target}_parked", max_parallel=1
+        )
+
+    def prepare(self, spark: SparkSession, target: str, batch_id: int, *, refused: int) -> None:
+        """Break the table before the batch that it refuses, and mend it before the next."""
+        if batch_id == refused:
+            spark.sql(f"ALTER TABLE delta.`{target}` ADD CONSTRAINT small CHECK ({self.checks[refused]})")
+        elif batch_id == refused + 1:
+            spark.sql(f"ALTER TABLE delta.`{target}` DROP CONSTRAINT IF EXISTS small")
+
+    def park_another(self, spark: SparkSession, target: str) -> None:
+        """Let another query park a record in the same table."""
+        batch = ParkedBatch(batch_id=0, planned_ms=None, sources=("other",), columns=("id",), num_rows=1)
+        rows = spark.range(1).selectExpr("CAST(id AS INT) AS id", f"'other' AS {SOURCE_NAME}")
+        owner = Owner("other", "elsewhere")
+        ParkingTable(spark, f"{target}_parked").append(owner, batch, rows, "refused", self._sink(target).config)
+
+    @staticmethod
+    def damage(spark: SparkSession, target: str, *, num_others: int) -> Damage:
+        """Return what is parked still although the table has it, and what another query has parked and lost."""
+        owners = Counter(parked.owner.app_id for parked in ParkingTable(spark, f"{target}_parked").read())
+        return Damage(doubled=owners[APP_ID], lost=num_others - owners["other"])
+
+
+WORKLOADS: dict[str, Counting | Ordered | Resting] = {
+    "counting": Counting(),
+    "ordered": Ordered(),
+    "resting": Resting(),
+}
 
 
 def frame(
