@@ -9,6 +9,8 @@ the records, so that the rest of the decoding knows envelopes only.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -45,6 +47,30 @@ def from_cloud_events(records: DataFrame) -> DataFrame:
     return records.withColumn("value", F.expr(f"coalesce(CAST({envelope} AS {kind}), value)"))
 
 
+def has_avro_data(value: str) -> str:
+    """Return SQL for whether a value is a CloudEvent in JSON whose data is in Avro."""
+    names = f"""contains({value}, '"datacontenttype":"application/avro"')"""
+    return f"coalesce({_may_be_event(value)} AND {names} AND get_json_object({value}, '$.{OP}') IS NOT NULL, false)"
+
+
+def avro_data(value: str) -> str:
+    """Return SQL for the Avro in such a value; NULL for any other."""
+    return rarely(has_avro_data(value), f"try_to_binary(get_json_object({value}, '$.data'), 'base64')")
+
+
+def with_data(value: str, data: str) -> str:
+    """Return SQL for such a value with JSON in place of the Avro."""
+    sent = f"""concat(',"data":"', get_json_object({value}, '$.data'), '"')"""
+    return f"""replace({value}, {sent}, concat(',"data":', {data}))"""
+
+
+def is_event_schema(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema part is that of a CloudEvent whose data is in Avro, like the event itself."""
+    types = {member["field"]: member["type"] for member in schema.get("fields", ())}
+    is_named = OP in types or str(schema.get("name", "")).endswith(".CloudEvents.Envelope")
+    return is_named and _SPEC in types and types.get("data") == "bytes"
+
+
 def is_left_event(value: str) -> str:
     """Return SQL for whether a value is a CloudEvent that `from_cloud_events` could not turn into an envelope."""
     names = " AND ".join(f"get_json_object({value}, '$.{name}') IS NOT NULL" for name in (_SPEC, "type", "source"))
@@ -56,7 +82,9 @@ def left_event_fault(value: str) -> str:
     """Return SQL for why it could not."""
     is_avro = f"get_json_object({value}, '$.datacontenttype') = 'application/avro'"
     has_op = f"get_json_object({value}, '$.{OP}') IS NOT NULL"
-    return f"CASE WHEN {is_avro} THEN {text(_IN_AVRO)} WHEN {has_op} THEN {text(_NO_IMAGES)} ELSE {text(_NO_OP)} END"
+    return (
+        f"CASE WHEN NOT ({has_op}) THEN {text(_NO_OP)} WHEN {is_avro} THEN {text(_IN_AVRO)} ELSE {text(_NO_IMAGES)} END"
+    )
 
 
 def first_left_event_fault(records: DataFrame) -> str | None:
@@ -67,7 +95,10 @@ def first_left_event_fault(records: DataFrame) -> str | None:
     return None if row is None else str(row[0])
 
 
-_IN_AVRO = "the data of the CloudEvent is in Avro: let the converter write JSON (data.serializer.type=json)"
+_IN_AVRO = (
+    "the data of the CloudEvent is in Avro with the id of a schema: decode it with from_registry, or [registry] in a "
+    "pipeline file, or let the converter write JSON (data.serializer.type=json)"
+)
 _NO_OP = (
     "the CloudEvent does not tell what was done, and where in the source's log: let the converter send it "
     "(extension.attributes.enable=true)"
@@ -80,7 +111,8 @@ _NO_IMAGES = (
 
 def _may_be_event(value: str) -> str:
     # The converters write envelopes so, which then need not be searched.
-    return f"""NOT startswith({value}, '{{"schema":') AND NOT startswith({value}, '{{"before":')"""
+    is_other = f"""startswith({value}, '{{"schema":') OR startswith({value}, '{{"before":')"""
+    return f"startswith({value}, '{{') AND NOT ({is_other})"
 
 
 def _envelope_sql(value: str) -> str:

@@ -1,12 +1,10 @@
 """CloudEvents are what the envelopes are that they were made of: a real log, and each part by itself."""
 
 import json
-import re
 
 import pytest
 
-from stream_merge import debezium, merge_router, merge_sink
-from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
+from stream_merge import debezium
 from stream_merge.debezium.cloud_events import from_cloud_events
 from tests.debezium.captures import fold
 from tests.debezium.cloud_events import (
@@ -44,32 +42,6 @@ def test_the_fold_of_a_real_log_is_the_database_s_own_table(spark, layout, table
     assert canonical(fold(rows, KEYS[table])) == expected_rows(table)
 
 
-def test_a_log_with_schemas_is_merged_by_what_it_tells_itself(spark, tmp_path):
-    """Columns, keys, a column that was added, and a table without a key; in two batches, each of which comes twice."""
-    layout = "json-with-schema"
-    records = [read_events(spark, layout, table) for table in COLUMNS]
-    records = records[0].unionAll(records[1]).unionAll(records[2]).persist()
-    learnt = {}
-
-    def prepare(topic, frame):
-        learnt[topic] = debezium.learn_columns(frame, learnt.get(topic))
-        return None if learnt[topic] is None else debezium.changes(frame, learnt[topic])
-
-    sink = merge_sink(
-        f"{tmp_path}/{{table}}", learn=debezium.learn_options, create_if_missing=True, schema_changes="evolve"
-    )
-    router = merge_router({re.compile(r".*\.(?P<table>\w+)"): sink}, by="topic", prepare=prepare)
-    for is_late in (False, True):
-        for _ in range(2):
-            router.merge(records.where(f"(partition = 1) = {is_late}"))
-    records.unpersist()
-    for table in COLUMNS:
-        rows = spark.read.format("delta").load(f"{tmp_path}/{table}").drop(SEQUENCE, COLUMN_SEQUENCES)
-        assert canonical([row.asDict() for row in comparable(rows).collect()]) == expected_rows(table)
-
-
-@pytest.mark.core
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "source",
     [
