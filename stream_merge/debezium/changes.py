@@ -61,7 +61,7 @@ def changes(
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
     timestamp_unit: Literal["ms", "us", "ns"] = "us",
 ) -> DataFrame:
-    """Return the changes in the records of one table, as Debezium writes them to Kafka in JSON.
+    """Return the changes in the records of one table, as Debezium writes them to Kafka in JSON, also as CloudEvents.
 
     A change has the typed data columns, and a struct `_change`:
 

@@ -84,7 +84,6 @@ def test_values_are_read_as_the_schema_of_their_own_message_spells_them(spark, r
         assert rows_of_spark((row.asDict() for row in rows), columns) == expected_rows("odd-schema", topic)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("layout", ["json", "json-with-schema"])
 def test_cloud_events_need_nothing_in_the_file(spark, run_pipeline, land_capture, tmp_path, layout):
     """With a schema part not even columns; of the three tables one has no key."""
@@ -100,7 +99,7 @@ def test_cloud_events_need_nothing_in_the_file(spark, run_pipeline, land_capture
     for part, condition in (("a", "partition = 0"), ("b", "partition <> 0")):
         run_pipeline(land_capture(f"cloud-events/{layout}", condition, part), *tables, **options)
     for table in cloud_events.COLUMNS:
-        rows = spark.read.format("delta").load(f"{tmp_path}/lake/{table}").drop(*OWN)
+        rows = spark.read.format("delta").load(f"{tmp_path}/lake/{table}").drop(*OWN, "_stream_merge_row_id")
         if table == "customers":
             # Rows that were merged before this column was known lack the default with which it was added.
             rows = rows.na.fill("none", ["phone"])

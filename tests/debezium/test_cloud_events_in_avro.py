@@ -33,7 +33,7 @@ def test_the_fold_of_a_real_log_is_the_database_s_own_table(avro_spark, registry
         changes = debezium.changes(records)
         rows = comparable(changes).collect()
         records.unpersist()
-        assert {row["_change"]["op"] for row in rows} >= {"r", "c", "u", "d"}
+        assert {row["_change"]["op"] for row in rows} >= {"c", "u", "d"}
         assert canonical(fold(rows, KEYS[table])) == expected_rows(table)
 
 
@@ -48,7 +48,7 @@ def test_the_records_of_all_layouts_in_one_batch(avro_spark, registry):
         "the data cannot be decoded: it is not Avro of schema 4": avro[:-1],
         "the data cannot be decoded: it ends within the id of its schema": avro[:3],
     }
-    values = [{**event, "data": base64.b64encode(data).decode()} for data in faults]
+    values = [{**event, "data": base64.b64encode(data).decode()} for data in faults.values()]
     damaged = [record({"order_id": "x", "line_no": 1}, compact(value), n) for n, value in enumerate(values)]
     spaced = record({"order_id": "x", "line_no": 1}, {**event, "datacontenttype": "application/avro"}, 9)
     records.append(frame_of(avro_spark, *damaged, spaced))
