@@ -45,7 +45,7 @@ def test_the_records_of_all_layouts_in_one_batch(avro_spark, registry):
     avro = base64.b64decode(event["data"])
     faults = {
         "the data cannot be decoded: the registry has no schema 99": avro[:4] + b"\x63" + avro[5:],
-        "the data cannot be decoded: it is not Avro of schema 4": avro[:-1],
+        "the data cannot be decoded: it is not Avro of schema 4, or has text that is not UTF-8": avro[:-1],
         "the data cannot be decoded: it ends within the id of its schema": avro[:3],
     }
     values = [{**event, "data": base64.b64encode(data).decode()} for data in faults.values()]
