@@ -186,8 +186,12 @@ def test_one_of_fifty_tables_rests_while_the_process_is_killed_twice(
     assert recorded_ids(f"{tmp_path}/lake/{BROKEN}") == [0]
 
     spark.sql(f"ALTER TABLE delta.`{tmp_path}/lake/{BROKEN}` UNSET TBLPROPERTIES ('delta.appendOnly')")
-    shop.land([TABLES[0]])
-    assert run_once() == 0, runs[-1].said()[-4000:]
+    codes = []
+    while len(codes) < 4 and 0 not in codes:
+        # It catches up for some seconds of each micro-batch, so that a busy machine needs several.
+        shop.land([TABLES[0]])
+        codes.append(run_once())
+    assert codes == [4] * (len(codes) - 1) + [0], runs[-1].said()[-4000:]
     for table in TABLES:
         path = f"{tmp_path}/lake/{table}"
         rows = spark.read.format("delta").load(path).collect()
