@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.bridge.call_sites import without_call_sites
+from stream_merge.debezium.cloud_events import from_cloud_events, is_left_event
 from stream_merge.debezium.decode_errors import DECODE_ERROR_COL, has_decode_errors
 from stream_merge.debezium.envelope import (
     CORRUPT,
@@ -60,7 +61,7 @@ def changes(
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
     timestamp_unit: Literal["ms", "us", "ns"] = "us",
 ) -> DataFrame:
-    """Return the changes in the records of one table, as Debezium writes them to Kafka in JSON.
+    """Return the changes in the records of one table, as Debezium writes them to Kafka in JSON, also as CloudEvents.
 
     A change has the typed data columns, and a struct `_change`:
 
@@ -147,6 +148,7 @@ def changes(
         handling=Handling(decimals=decimals, binary=binary, timestamp_unit=timestamp_unit),
     )
     _check_options(settings)
+    records = from_cloud_events(_with_changes(records, settings))
     return _decode_each(records, settings, spellings) if spellings else _decode_records(records, settings)
 
 
@@ -270,8 +272,29 @@ def _message(settings: Settings, *, has_headers: bool) -> Message:
     )
 
 
+def _with_changes(records: DataFrame, settings: Settings) -> DataFrame:
+    """Return the records without those that change nothing.
+
+    Conditions on the records as they were sent: Spark would move one on anything parsed before the parsing, and parse
+    twice.
+    """
+    conditions = [] if settings.keep_tombstones else [f"NOT {IS_TOMBSTONE}"]
+    if not settings.keep_messages and settings.layout != "flattened":
+        value = "CAST(value AS STRING)"
+        op, prefix = (
+            f"coalesce(get_json_object({value}, '$.{path}'), get_json_object({value}, '$.payload.{path}'))"
+            for path in ("op", "message.prefix")
+        )
+        # A flattened row may have a column `op` and others of these names, but no object `message` with a prefix.
+        conditions.append(
+            f"""NOT coalesce(contains({value}, '"m"') AND {value} RLIKE '"op" *: *"m"'
+            AND {op} = 'm' AND {prefix} IS NOT NULL, false)"""
+        )
+    return records.where(" AND ".join(conditions)) if conditions else records
+
+
 def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
-    """Return key and value as text; drop the records that change nothing."""
+    """Return key and value as text."""
     has_headers = "headers" in records.columns
     timestamp = F.col("timestamp") if "timestamp" in records.columns else F.lit(None).cast("timestamp_ltz")
     is_no_text = "NOT is_valid_utf8(CAST(value AS STRING))"
@@ -288,7 +311,7 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
         )
         for name, header_name in (("old_key", OLD_KEY_HEADER), ("new_key", NEW_KEY_HEADER))
     }
-    texts = records.select(
+    return records.select(
         "topic",
         "partition",
         "offset",
@@ -305,18 +328,8 @@ def _select_texts(records: DataFrame, settings: Settings) -> DataFrame:
         *([F.col(DECODE_ERROR_COL).alias("decode_error")] if settings.may_have_decode_errors else []),
         F.expr(_is_unlearnt(settings.schemas)).alias("is_unlearnt"),
         F.expr(_is_envelope_after_all(settings)).alias("is_envelope_after_all"),
+        F.expr(_is_event_after_all(settings)).alias("is_event_after_all"),
     )
-    conditions = [] if settings.keep_tombstones else ["NOT is_tombstone"]
-    if not settings.keep_messages and settings.layout != "flattened":
-        # A condition on the text: Spark would move one on the parsed message before the parsing, and parse twice. A
-        # flattened row may have a column `op` and others of these names, but no object `message` with a prefix.
-        conditions.append(
-            """NOT coalesce(contains(value, '"m"') AND value RLIKE '"op" *: *"m"'
-            AND coalesce(get_json_object(value, '$.op'), get_json_object(value, '$.payload.op')) = 'm'
-            AND coalesce(get_json_object(value, '$.message.prefix'), get_json_object(value, '$.payload.message.prefix'))
-                IS NOT NULL, false)"""
-        )
-    return texts.where(" AND ".join(conditions)) if conditions else texts
 
 
 def _is_envelope_after_all(settings: Settings) -> str:
@@ -331,6 +344,13 @@ def _is_envelope_after_all(settings: Settings) -> str:
     # Looked for only where the names are in the text.
     names = f"""contains({value}, '"op"') AND contains({value}, '"source"')"""
     return f"coalesce({names} AND {op} IS NOT NULL AND {source} LIKE '{{%', false)"
+
+
+def _is_event_after_all(settings: Settings) -> str:
+    """Return SQL for whether a message is an unreadable CloudEvent though it is said to be flattened."""
+    if settings.layout != "flattened" or "specversion" in settings.sent_names:
+        return "false"
+    return is_left_event("CAST(value AS STRING)")
 
 
 def _is_unlearnt(schemas: Sequence[int] | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from stream_merge.debezium.cloud_events import from_cloud_events
 from stream_merge.debezium.decode_errors import decodable
 from stream_merge.debezium.spelling import IS_TOMBSTONE, text
 from stream_merge.errors import ConfigError
@@ -72,7 +73,9 @@ def learn_keys(records: DataFrame, known: Sequence[str] | None = None) -> tuple[
         raise ConfigError(
             ["keys cannot be learnt from a stream before it runs; give them, or call this in foreachBatch"]
         )
-    texts = decodable(records).select("topic", "key", "value", "offset", F.expr(IS_TOMBSTONE).alias("is_tombstone"))
+    texts = decodable(from_cloud_events(records)).select(
+        "topic", "key", "value", "offset", F.expr(IS_TOMBSTONE).alias("is_tombstone")
+    )
     groups = with_key_parts(texts).groupBy("topic", *KEY_PARTS)
     rows = (
         groups.agg(F.min("offset").alias("offset"), F.first("key_text").alias("key_text")).orderBy("offset").collect()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from stream_merge.debezium.cloud_events import is_left_event, left_event_fault
 from stream_merge.debezium.envelope import image_fields, sequence_sql
 from stream_merge.debezium.fields import Field
 from stream_merge.debezium.header_keys import decode_key, unmarked
@@ -139,7 +140,7 @@ def select_changes(frame: DataFrame, settings: Settings) -> DataFrame:
 
 def _may_fail(settings: Settings) -> str:
     """Return SQL for whether a record may have a fault: true for all that have one, and for few others."""
-    signs = ["is_no_text", "is_malformed", "is_unlearnt", "is_envelope_after_all"]
+    signs = ["is_no_text", "is_malformed", "is_unlearnt", "is_envelope_after_all", "is_event_after_all"]
     if settings.is_untold:
         signs.append("true")
     if settings.may_have_decode_errors:
@@ -179,6 +180,7 @@ def _error_sql(settings: Settings) -> str:
         if settings.may_have_decode_errors
         else (f"startswith(value, {NUL})", text(_IN_AVRO)),
         ("is_no_text", "'the value is not UTF-8'"),
+        (f"is_event_after_all OR (op IS NULL AND {is_left_event('value')})", left_event_fault("value")),
         ("NOT is_tombstone AND is_malformed", "concat('the value is not the JSON of a change: ', left(value, 80))"),
         ("is_unlearnt", text(_UNLEARNT)),
         ("is_envelope_after_all", text(_ENVELOPE)),

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from stream_merge.debezium.cloud_events import from_cloud_events
 from stream_merge.debezium.connect_types import field_of
 from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.envelope import DELETED, is_envelope
@@ -153,7 +154,7 @@ def learn_columns(
         raise ConfigError(
             ["columns cannot be learnt from a stream before it runs; give them, or call this in foreachBatch"]
         )
-    rows = _read_schemas(records)
+    rows = _read_schemas(from_cloud_events(records))
     described = [row for row in rows if row["sum"] is not None]
     num_tombstones = sum(row["times"] for row in rows if row["is_tombstone"])
     topics = sorted({row["topic"] for row in described})

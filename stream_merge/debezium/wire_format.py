@@ -7,7 +7,7 @@ with a byte 0. Apicurio's converter may put the id into a header instead.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from stream_merge.bridge.avro_limits import limit_avro
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.debezium.avro_schemas import Translated
+from stream_merge.debezium.cloud_events import avro_data, has_avro_data, is_event_schema, with_data
 from stream_merge.debezium.decode_errors import DECODE_ERROR_COL
 from stream_merge.debezium.envelope import is_envelope
 from stream_merge.debezium.registry import SchemaRegistry
@@ -24,6 +25,8 @@ from stream_merge.debezium.spelling import let, text
 from stream_merge.errors import ConfigError
 
 _PARTS = ("key", "value")
+_DATA = "data"
+"""The part of a CloudEvent that may be in Avro by itself."""
 _END = "x'f1a7b3c5d90e2846'"
 """Bytes that are put after the Avro, and must be read after it: else it is longer or shorter than its schema says."""
 _MAX_IDS = 2000
@@ -52,17 +55,68 @@ def from_registry(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
     if records.isStreaming:
         raise ConfigError(["the schemas of a stream are not known before it runs; call from_registry in foreachBatch"])
     limit_avro(records.sparkSession)
-    start = registry.id_size + 1
     has_headers = "headers" in records.columns
+    start = registry.id_size + 1
     names = [name for name in records.columns if name != DECODE_ERROR_COL]
     records = records.withColumns({part: F.expr(_sent_sql(part, start, has_headers=has_headers)) for part in _PARTS})
     is_avro = {f"{part}_is_avro": F.expr(_is_avro_sql(part, has_headers=has_headers)) for part in _PARTS}
     records = records.withColumns(is_avro)
-    ids = _find_ids(records, start)
-    found = {each: registry.schema(_id(each)) for each in sorted({*ids["key"], *ids["value"]})}
-    schemas = {part: {each: found[each] for each in ids[part]} for part in _PARTS}
+    ids, has_events = _find_ids(records, _PARTS, start)
+    schemas = _schemas_of(ids, registry)
+    fields = {part: f"coalesce(CAST({part}_json AS BINARY), {part})" for part in _PARTS}
+    whys = [_error_sql(part, start, schemas[part]) for part in reversed(_PARTS)]
+    whys += [_unread_sql(part) for part in reversed(_PARTS) if has_headers]
+    decoded = _decoded(records, names, start, schemas, {**fields, DECODE_ERROR_COL: f"coalesce({', '.join(whys)})"})
+    if has_events or any(
+        isinstance(each, Translated) and is_event_schema(each.connect) for each in schemas["value"].values()
+    ):
+        return _with_decoded_data(decoded, names, start, registry)
+    return decoded
+
+
+def _with_decoded_data(records: DataFrame, names: Sequence[str], start: int, registry: SchemaRegistry) -> DataFrame:
+    """Return records in JSON with the data of CloudEvents in JSON, too; reads the ids of their schemas."""
+    value = "CAST(value AS STRING)"
+    records = records.withColumn(_DATA, F.expr(avro_data(value)))
+    records = records.withColumn(f"{_DATA}_is_avro", F.expr(f"coalesce(startswith({_DATA}, x'00'), false)"))
+    ids, _ = _find_ids(records, (_DATA,), start)
+    schemas = _schemas_of(ids, registry)
+    whole = (
+        f"CASE WHEN {_DATA}_json IS NOT NULL THEN CAST({with_data(value, f'{_DATA}_json')} AS BINARY) ELSE value END"
+    )
+    why = f"coalesce({DECODE_ERROR_COL}, {_error_sql(_DATA, start, schemas[_DATA])})"
+    return _decoded(records, names, start, schemas, {"value": whole, DECODE_ERROR_COL: why})
+
+
+def _schemas_of(
+    ids: Mapping[str, Sequence[bytes]], registry: SchemaRegistry
+) -> dict[str, dict[bytes, Translated | str]]:
+    """Return the schemas, or why there is none, by part and the beginning with its id."""
+    found = {each: registry.schema(_id(each)) for each in sorted({each for some in ids.values() for each in some})}
+    return {part: {each: found[each] for each in some} for part, some in ids.items()}
+
+
+def _decoded(
+    records: DataFrame,
+    names: Sequence[str],
+    start: int,
+    schemas: Mapping[str, Mapping[bytes, Translated | str]],
+    fields: Mapping[str, str],
+) -> DataFrame:
+    """Decode parts of the records.
+
+    Args:
+        records: The records, with each part as sent, and whether it is in Avro.
+        names: The columns to return, besides that of the errors.
+        start: Where the Avro begins, after the id.
+        schemas: The schemas by part.
+        fields: SQL for columns that are made of the others, of the parts, and of their JSON.
+
+    Raises:
+        ConfigError: Spark lacks its Avro package.
+    """
     # Apart from the rest, so that each is decoded once.
-    decoders = {f"{part}_json": F.expr(_decoded_sql(part, start, schemas[part])) for part in _PARTS}
+    decoders = {f"{part}_json": F.expr(_decoded_sql(part, start, some)) for part, some in schemas.items()}
     try:
         decoded = records.withColumns(decoders)
     except AnalysisException as error:
@@ -70,11 +124,8 @@ def from_registry(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
             raise
         package = f"org.apache.spark:spark-avro_2.13:{records.sparkSession.version}"
         raise ConfigError([f"Spark lacks its Avro package; add {package} to spark.jars.packages"]) from None
-    fields = [f"'{part}', coalesce(CAST({part}_json AS BINARY), {part})" for part in _PARTS]
-    whys = [_error_sql(part, start, schemas[part]) for part in reversed(_PARTS)]
-    whys += [_unread_sql(part) for part in reversed(_PARTS) if has_headers]
-    struct = f"named_struct({', '.join(fields)}, '{DECODE_ERROR_COL}', coalesce({', '.join(whys)}))"
-    others = [name for name in names if name not in _PARTS]
+    struct = f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in fields.items())})"
+    others = [name for name in names if name not in fields]
     # Spark moves conditions on columns below the projection that computes them, and would compute them twice; below
     # this one it moves none.
     return decoded.select(*others, F.inline(F.array(F.expr(struct)))).select(*names, DECODE_ERROR_COL)
@@ -111,17 +162,18 @@ def _unread_sql(part: str) -> str:
     return f"CASE WHEN {is_else} THEN {why} END"
 
 
-def _find_ids(records: DataFrame, start: int) -> dict[str, list[bytes]]:
-    """Return the beginnings of the keys, and of the values, that are in Avro, each once.
+def _find_ids(records: DataFrame, parts: Sequence[str], start: int) -> tuple[dict[str, list[bytes]], bool]:
+    """Return the beginnings of each part that are in Avro, each once, and whether CloudEvents in JSON have such data.
 
     Raises:
         ConfigError: There are so many that they are no ids.
     """
     prefix = "CASE WHEN {part}_is_avro AND octet_length({part}) >= {start} THEN substring({part}, 1, {start}) END"
-    prefixes = {part: F.expr(prefix.format(part=part, start=start)) for part in _PARTS}
-    row = records.agg(*[F.collect_set(each).alias(part) for part, each in prefixes.items()]).head()
+    prefixes = {part: F.expr(prefix.format(part=part, start=start)) for part in parts}
+    has_events = F.expr(f"coalesce(bool_or({has_avro_data('CAST(value AS STRING)')}), false)").alias("has_events")
+    row = records.agg(*[F.collect_set(each).alias(part) for part, each in prefixes.items()], has_events).head()
     assert row is not None
-    num_ids = sum(len(row[part]) for part in _PARTS)
+    num_ids = sum(len(row[part]) for part in parts)
     if num_ids > _MAX_IDS:
         raise ConfigError(
             [
@@ -129,7 +181,7 @@ def _find_ids(records: DataFrame, start: int) -> dict[str, list[bytes]]:
                 "headers, read these too (includeHeaders); only Confluent's and Apicurio's formats are decoded"
             ]
         )
-    return {part: sorted(bytes(each) for each in row[part]) for part in _PARTS}
+    return {part: sorted(bytes(each) for each in row[part]) for part in parts}, row["has_events"]
 
 
 def _id(prefix: bytes) -> int:
@@ -156,10 +208,14 @@ def _json_sql(sent: str, start: int, schema: Translated) -> str:
     # the type itself, and shows whether there is a value.
     whole = json.dumps({"type": "record", "name": "Whole", "fields": fields}, ensure_ascii=False)
     avro = f"from_avro(concat(substring({sent}, {start + 1}), {_END}), {text(whole)}, map('mode', 'PERMISSIVE'))"
-    begin = json.dumps({"schema": _shortened(schema.connect)}, ensure_ascii=False, separators=(",", ":"))[:-1] + ","
+    # The converter writes CloudEvents in JSON without a schema part.
+    is_event = is_event_schema(schema.connect)
+    message = json.dumps({"schema": _shortened(schema.connect)}, ensure_ascii=False, separators=(",", ":"))
+    begin = "{" if is_event else message[:-1] + ","
 
     def written(read: str) -> str:
         named = f"CAST(named_struct('payload', {read}.payload) AS STRUCT<payload: {schema.sql}>)"
+        named = f"{named}.payload" if is_event else named
         payload = f"to_json({named}, map('ignoreNullFields', 'false'))"
         return f"CASE WHEN {read}.end = {_END} THEN {let(payload, lambda found: _checked(found, begin, sent))} END"
 

@@ -9,6 +9,7 @@ import pytest
 from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.decoding import Decoder
+from tests.debezium import cloud_events
 from tests.debezium.captures import CAPTURES, COLUMNS, EVENT_SCHEMA, SHOP, as_records, canonical_rows, read_expected
 from tests.debezium.postgres_values import rows_of_spark, with_times_as_text
 from tests.debezium.records import envelope, frame_of, record
@@ -81,6 +82,47 @@ def test_values_are_read_as_the_schema_of_their_own_message_spells_them(spark, r
         rows = spark.read.format("delta").load(str(tmp_path / "t"))
         rows = with_times_as_text(rows.select(*columns)).collect()
         assert rows_of_spark((row.asDict() for row in rows), columns) == expected_rows("odd-schema", topic)
+
+
+@pytest.mark.parametrize("layout", ["json", "json-with-schema"])
+def test_cloud_events_need_nothing_in_the_file(spark, run_pipeline, land_capture, tmp_path, layout):
+    """With a schema part not even columns; of the three tables one has no key."""
+    target = f"{tmp_path}/lake/{{table}}"
+    tables = [{"source": r"re:.*[.](?P<table>\w+)", "target": target}]
+    if layout == "json":
+        ddl = {**cloud_events.COLUMNS, "customers": ", ".join(_ddl(cloud_events.COLUMNS["customers"]))}
+        tables = [
+            {"source": rf"re:.*[.](?P<table>{name})", "target": target, "columns": columns}
+            for name, columns in ddl.items()
+        ]
+    options = {"decode": "debezium", "pipeline": {"route_by": "topic"}}
+    for part, condition in (("a", "partition = 0"), ("b", "partition <> 0")):
+        run_pipeline(land_capture(f"cloud-events/{layout}", condition, part), *tables, **options)
+    for table in cloud_events.COLUMNS:
+        rows = spark.read.format("delta").load(f"{tmp_path}/lake/{table}").drop(*OWN, "_stream_merge_row_id")
+        if table == "customers":
+            # Rows that were merged before this column was known lack the default with which it was added.
+            rows = rows.na.fill("none", ["phone"])
+        found = [row.asDict() for row in cloud_events.comparable(rows).collect()]
+        assert cloud_events.canonical(found) == cloud_events.expected_rows(table)
+
+
+def _ddl(columns):
+    return [f"{name} {kind if isinstance(kind, str) else kind.type}" for name, kind in columns.items()]
+
+
+def test_columns_of_cloud_events_that_cannot_be_read_are_not_asked_for(spark, tmp_path):
+    event = cloud_events.event_of(envelope("c", {"id": 1}))
+    bare = {name: value for name, value in event.items() if not name.startswith("iodebezium")}
+    decoder = Decoder(DecodeSettings(format="debezium"), TableSettings(target="t", keys=["id"]), str(tmp_path), "t")
+    for value, remedy in (
+        (bare, "let the converter send it (extension.attributes.enable=true)."),
+        ({**event, "datacontenttype": "application/avro", "data": "AAAAAAQ="}, "or [registry] in a pipeline file, or"),
+    ):
+        with pytest.raises(PipelineError) as caught:
+            decoder(frame_of(spark, record({"id": 1}, value)))
+        assert str(caught.value).startswith("The columns of the source are not known: the ")
+        assert remedy in str(caught.value)
 
 
 def test_columns_that_nobody_tells_are_asked_for_and_then_those_of_the_target(

@@ -10,6 +10,7 @@ from stream_merge.cli.discover.messages import SampledRecord
 from stream_merge.cli.discover.sample import is_chosen, sample_ranges
 from tests.cli.sampled_records import ID, ID_KEY, ROW, captured, described, envelope, record
 from tests.debezium.captures import CAPTURES
+from tests.debezium.cloud_events import event_of
 from tests.debezium.records import with_schema
 
 
@@ -36,6 +37,8 @@ def test_the_messages_of_all_shapes():
     told = {
         "envelope": found(record({"id": 1}, envelope())),
         "described": found(record(ID_KEY, described([ID], after={"id": 1}))),
+        "an event": found(record({"id": 1}, event_of(envelope()))),
+        "a described event": found(record(ID_KEY, event_of(described([ID], after={"id": 1})))),
         "flattened": found(record({"id": 1}, marked)),
         "by a header": found(record({"id": 1}, ROW, __op=b"u")),
         "rows": found(record(ID_KEY, with_schema([ID], {"id": 1}))),
@@ -46,12 +49,16 @@ def test_the_messages_of_all_shapes():
     assert {name: finding.family for name, finding in told.items()} == {
         "envelope": Family.DETECTED,
         "described": Family.DETECTED,
+        "an event": Family.DETECTED,
+        "a described event": Family.DETECTED,
         "flattened": Family.DETECTED,
         "by a header": Family.DETECTED,
         "rows": Family.FLATTENED,
         "objects": Family.OBJECTS,
     }
-    assert told["described"].columns == told["rows"].columns == {"id": "BIGINT"}
+    assert told["described"].columns == told["a described event"].columns == told["rows"].columns == {"id": "BIGINT"}
+    assert told["an event"].summary == ("envelopes of Debezium as CloudEvents without a schema part of postgresql")
+    assert list(told["an event"].sent) == ["id", "name"]
     assert list(told["flattened"].sent) == ["id", "name"]
 
 
@@ -66,6 +73,22 @@ def test_the_messages_of_all_shapes():
         (
             [record(b"\0\0\0\0\7x", b"\0\0\0\0\7x")],
             "1 of 1 records are in Avro, whose schemas a registry has; name it with --registry, and run init again",
+        ),
+        (
+            [record({"id": 1}, {**event_of(envelope()), "datacontenttype": "application/avro", "data": "AAAAAAQ="})],
+            "1 of 1 records are in Avro, whose schemas a registry has; name it with --registry, and run init again",
+        ),
+        (
+            [record({"id": 1}, {**event_of(envelope()), "data": ROW})],
+            "1 of 1 records are CloudEvents that do not tell what was done to which row; let the converter send it",
+        ),
+        (
+            [record({"id": 1}, {"id": "1", "specversion": "1.0", "type": "t", "source": "s", "data": ROW})],
+            "1 of 1 records are CloudEvents that do not tell what was done to which row; let the converter send it",
+        ),
+        (
+            [record(None, event_of(envelope(connector="x")))],
+            "keys of shop.public.t are not sent, and its events have no place in the source's log, by which events of",
         ),
         (
             [record({"id": 1}, envelope()), record({"id": 1}, ROW)],
@@ -126,6 +149,23 @@ def test_what_keeps_a_topic_from_being_taken(records, reason):
     finding = found(*records)
     assert not finding.is_taken
     assert any(fault.startswith(reason) for fault in finding.faults), finding.faults
+
+
+@pytest.mark.parametrize("layout", ["json", "json-with-schema"])
+def test_captured_cloud_events_are_told(layout):
+    findings = {
+        topic.rpartition(".")[2]: examine(topic, sent) for topic, sent in captured(f"cloud-events/{layout}").items()
+    }
+    assert {table: (finding.family, finding.keys) for table, finding in findings.items()} == {
+        "customers": (Family.DETECTED, ("id",)),
+        "lines": (Family.DETECTED, ("order_id", "line_no")),
+        "visits": (Family.DETECTED, ()),
+    }
+    assert {finding.faults for finding in findings.values()} == {()}
+    assert not any("have no old row" in note for finding in findings.values() for note in finding.notes)
+    if layout == "json-with-schema":
+        assert findings["customers"].columns["balance"] == "DECIMAL(12,2)"
+        assert findings["customers"].modes["decimal.handling.mode"] == "precise"
 
 
 @pytest.mark.parametrize(

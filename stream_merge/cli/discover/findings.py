@@ -272,6 +272,8 @@ class _Topic:
     def _summary(self) -> str:
         shapes = " and ".join(shape.value for shape, _ in self.counts.most_common())
         parts = [shapes or Shape.TOMBSTONE.value]
+        if any(message.is_event for message in self.rows):
+            parts.append("as CloudEvents")
         if self.is_avro and Shape.AVRO not in self.shapes:
             parts.append("in Avro")
         elif self.schemas:
@@ -286,7 +288,8 @@ class _Topic:
 
 _UNUSABLE = {
     Shape.UNREADABLE: "are no JSON objects",
-    Shape.CLOUD_EVENT: "are CloudEvents, which are not decoded; let the connector write JSON (JsonConverter)",
+    Shape.CLOUD_EVENT: "are CloudEvents that do not tell what was done to which row; let the converter send it "
+    "(extension.attributes.enable=true, metadata.source=value)",
 }
 
 

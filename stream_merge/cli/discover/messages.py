@@ -9,7 +9,8 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from stream_merge.debezium.envelope import DELETED
+from stream_merge.debezium.cloud_events import OP, TOTAL_ORDER, attribute
+from stream_merge.debezium.envelope import DELETED, POSITION_FIELDS
 
 META_PREFIX = "__"
 """Begins the fields and headers that ExtractNewRecordState adds, unless `add.fields.prefix` says other."""
@@ -22,7 +23,7 @@ class Shape(Enum):
     FLATTENED = "events of Debezium flattened by ExtractNewRecordState"
     DESCRIBED = "rows with a schema part, and no mark of Debezium"
     OBJECT = "plain JSON objects"
-    CLOUD_EVENT = "CloudEvents"
+    CLOUD_EVENT = "CloudEvents without a change"
     AVRO = "Avro with the id of a schema"
     UNREADABLE = "no JSON objects"
     TOO_LARGE = "larger than is read here"
@@ -65,11 +66,13 @@ class Message:
         shape: Its shape.
         schema: Its schema part; None if it has none.
         body: The JSON object, without the schema part around it; numbers with a point are `Decimal`.
+        is_event: Whether it is a CloudEvent; then all else is of the envelope that it was made of.
     """
 
     shape: Shape
     schema: Mapping[str, Any] | None = None
     body: Mapping[str, Any] | None = None
+    is_event: bool = False
 
     @property
     def images(self) -> list[Mapping[str, Any]]:
@@ -98,12 +101,30 @@ def message_of(record: SampledRecord) -> Message:
     found = parsed(record.value)
     if not isinstance(found, dict):
         return Message(shape=Shape.UNREADABLE)
+    if isinstance(found.get(OP), str) and "specversion" in found:
+        return _message_of_event(found)
     schema, body = None, found
     if is_wrapped(found):
         schema, body = found["schema"], found["payload"]
         if not isinstance(body, dict):
             return Message(shape=Shape.UNREADABLE)
     return Message(shape=_shape_of(body, record, has_schema=schema is not None), schema=schema, body=body)
+
+
+def _message_of_event(event: Mapping[str, Any]) -> Message:
+    """Return what a CloudEvent is, as `debezium.cloud_events` does."""
+    data, schema = event.get("data"), None
+    if isinstance(data, str) and event.get("datacontenttype") == "application/avro":
+        return Message(shape=Shape.AVRO)
+    if isinstance(data, dict) and is_wrapped(data):
+        more = [{"field": "source", "type": "struct", "fields": []}, {"field": "op", "type": "string"}]
+        schema, data = {**data["schema"], "fields": [*data["schema"].get("fields", ()), *more]}, data["payload"]
+    if not isinstance(data, dict) or not {"before", "after"} <= data.keys():
+        return Message(shape=Shape.CLOUD_EVENT, body=event)
+    source = {name: event.get(attribute(name)) for name in ("connector", *POSITION_FIELDS)}
+    order = {"total_order": event.get(TOTAL_ORDER)}
+    body = {"before": data["before"], "after": data["after"], "op": event[OP], "source": source, "transaction": order}
+    return Message(shape=Shape.ENVELOPE, schema=schema, body=body, is_event=True)
 
 
 def is_wrapped(found: Mapping[str, Any]) -> bool:

@@ -114,9 +114,9 @@ class DecodeSettings(Section):
     """How records become rows."""
 
     format: Literal["debezium", "json", "none"] = "none"
-    """"debezium": Debezium's events in JSON, or with `[registry]` in Avro, decoded with `stream_merge.debezium`, which
-    brings order, deletes, TRUNCATE, key changes and unsent values. "json": the record's value is a JSON object of the
-    table's columns. "none": the source's own columns."""
+    """"debezium": Debezium's events in JSON, or with `[registry]` in Avro, also as CloudEvents, decoded with
+    `stream_merge.debezium`, which brings order, deletes, TRUNCATE, key changes and unsent values. "json": the record's
+    value is a JSON object of the table's columns. "none": the source's own columns."""
     placeholder: str = "__debezium_unavailable_value"
     """Debezium's `unavailable.value.placeholder`."""
     layout: Literal["envelope", "flattened"] | None = None

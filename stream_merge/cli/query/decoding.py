@@ -17,6 +17,7 @@ from stream_merge.bridge.table import open_table
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.sources import CORRUPT_RECORD
+from stream_merge.debezium.cloud_events import first_left_event_fault, from_cloud_events
 from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.fields import is_own, resolve_columns
 from stream_merge.debezium.keys import learn_keys
@@ -86,6 +87,7 @@ class Decoder:
                 return records
 
     def _changes(self, records: DataFrame) -> DataFrame | None:
+        records = from_cloud_events(records)
         columns = self._columns_of(records)
         if columns is None:
             return None
@@ -157,6 +159,8 @@ class Decoder:
                 raise PipelineError(f"The columns of {self._shown} are not known: {why}.", ExitCode.FAILED)
             if self._has_schema is None and not self.decode.keep_tombstones:
                 return None
+            if (why := first_left_event_fault(decodable(records))) is not None:
+                raise PipelineError(f"The columns of {self._shown} are not known: {why}.", ExitCode.USAGE)
             raise PipelineError(
                 f"The columns of {self._shown} are not known: its messages are in Avro. Name the registry of their "
                 "schemas in the section [registry]."
