@@ -276,7 +276,7 @@ class TableModel:
                 sequences = {name: fold.sets[name][0] if name in fold.sets else None for name in self.registers}
                 rows.append(row | {COLUMN_SEQUENCES: self._older(sequences, fold.at)})
         self.rows = rows
-        return any(not fold.is_delete for fold in found.values())
+        return any(fold.is_upsert for fold in found.values())
 
     def _hand_on(self, of_keys: dict[Place, list[Row]], sent: Collection[str]) -> bool:
         """Add the changes that give values of rows to their new keys; return whether any had to be looked for.
