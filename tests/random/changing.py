@@ -173,6 +173,8 @@ class ChangingSource(MovedRows):
             return
         name = names[number % len(names)]
         self._noted(f"altered: {what}")
+        if sql_type == "TIMESTAMP_NTZ":
+            self.sql("ALTER TABLE TARGET SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
         if what == ADD:
             self.sql(f"ALTER TABLE TARGET ADD COLUMN {name} {sql_type}")
             model.add_column(name, sql_type)

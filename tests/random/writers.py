@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from pyspark.errors import PySparkException
 
+from tests.random.column_types import converted
 from tests.random.model import OWN
 from tests.random.table import CHANGES, UPSERT, Changes, DrivenTable
 from tests.spark.delta_log import latest_version
@@ -44,7 +45,7 @@ class WrittenTable(DrivenTable):
         self.sql(f"UPDATE TARGET SET n = coalesce(n, 0) + 1 WHERE pmod(coalesce(n, 0), 3) = {part}")
         for row in self.model.rows:
             if (row["n"] or 0) % 3 == part:
-                row["n"] = (row["n"] or 0) + 1
+                row["n"] = converted((row["n"] or 0) + 1, self.model.columns["n"])
 
     @precondition(is_new("delete"))
     @rule(part=st.integers(0, 2))
