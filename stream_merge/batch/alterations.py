@@ -40,7 +40,7 @@ def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transact
     Raises:
         SchemaChangedError: The sink stops at changes, and there are some.
     """
-    changes = schema_changes_of(config, batch, transaction)
+    changes = schema_changes_of(config, batch, table, transaction)
     properties = _needed_properties(changes, transaction)
     if properties:
         logger.warning(

@@ -69,7 +69,7 @@ def first_attempt(
         names = target.transaction.struct_type.names
         tell_left_out(batch.spark, batch.config, clauses, batch.frame.columns, names, batch.caches.left_out)
         transaction = prepare_target(batch.config, batch.frame, target.table, target.transaction)
-        bound = _bound(batch, transaction)
+        bound = _bound(batch, target.table, transaction)
         tell_schema_changes(batch.name, bound.changes, batch.caches.told)
         opened = Opened(transaction=transaction, had_registers=had_registers)
         store = _load_store(batch, bound.config, target.table, opened)
@@ -187,15 +187,15 @@ def _changes_again(
         store = _load_store(batch, changes.bound.config, table, opened)
         return earlier.clauses, changes.narrowed(store), store, False
     # Another sink may have added its columns, which this one has to keep as well.
-    bound = _bound(batch, transaction)
+    bound = _bound(batch, table, transaction)
     store = _load_store(batch, bound.config, table, opened)
     changes = kept_rows.enter_context(changes_of(batch, earlier.accepted, bound, transaction, store))
     return checked_clauses(bound.config), changes, store, True
 
 
-def _bound(batch: MicroBatch, transaction: Transaction) -> Bound:
+def _bound(batch: MicroBatch, table: Table, transaction: Transaction) -> Bound:
     """Return sink and batch, bound to a version of the table."""
-    changes = schema_changes_of(batch.config, batch.frame, transaction)
+    changes = schema_changes_of(batch.config, batch.frame, table, transaction)
     return bind(batch.config, batch.frame, transaction.struct_type, changes)
 
 

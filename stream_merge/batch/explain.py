@@ -13,7 +13,7 @@ from stream_merge.batch.column_checks import check_columns
 from stream_merge.batch.schema_changes import schema_changes_of
 from stream_merge.batch.target import missing_columns
 from stream_merge.bridge import sessions
-from stream_merge.bridge.table import open_table
+from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
@@ -36,12 +36,13 @@ def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
         check_columns(frame, config)
         is_complete = config.output_mode == "complete"
         clauses = () if is_complete else checked_clauses(config)
-        transaction = open_table(spark, config.target).begin()
+        table = open_table(spark, config.target)
+        transaction = table.begin()
         plan = checked_plan(config, clauses, transaction, is_complete=is_complete)
         lines = [f"MergeSink[{config.target}] at version {transaction.version}", f"  strategy  {plan}"]
         if is_complete:
             return "\n".join(lines)
-        config, frame, partial, order = _ordered(config, frame, transaction)
+        config, frame, partial, order = _ordered(config, frame, table, transaction)
         lines += order
         resolved = state.resolve(frame, transaction, config, checked_clauses(config), partial)
         lines.append(f"  on        {resolved.condition_sql}")
@@ -68,11 +69,11 @@ def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
 
 
 def _ordered(
-    config: SinkConfig, frame: DataFrame, transaction: Transaction
+    config: SinkConfig, frame: DataFrame, table: Table, transaction: Transaction
 ) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
     """Return the sink and the batch as bound to the target without the columns that it lacks, and lines about them."""
     schema = transaction.struct_type
-    bound = bind(config, frame, schema, schema_changes_of(config, frame, transaction))
+    bound = bind(config, frame, schema, schema_changes_of(config, frame, table, transaction))
     ordered, sequenced, partial = bound.config, bound.frame, bound.partial
     added = missing_columns(config, frame, schema)
     lines = []

@@ -17,6 +17,7 @@ from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.column_names import (
     DELETED,
     IS_CARRIED_OVER,
+    IS_DELETE,
     IS_OUTDATED,
     IS_TIED,
     IS_UNRESOLVED,
@@ -203,6 +204,12 @@ class _Measure:
                 F.count(F.when(F.col(IS_TIED), 1)).alias("tied"),
                 F.count(F.when(is_delete, 1)).alias("deletes"),
             ]
+            if config.follows_columns:
+                # A row of single columns may have been deleted and inserted again.
+                is_upsert = ~is_delete
+                if IS_DELETE in columns:
+                    is_upsert = ~F.col(IS_DELETE) & ~F.col(IS_CARRIED_OVER)
+                aggregates.append(F.count(F.when(is_upsert, 1)).alias("upserts"))
             if store is not None:
                 aggregates.append(store.tombstones.highest_delete(is_delete, columns).alias("highest_delete"))
         return aggregates
@@ -268,6 +275,7 @@ class _Measure:
             and len(incomplete) == known.get("num_incomplete", 0) <= MAX_INCOMPLETE,
             num_independent_rows=known.get("written", 0),
             num_deletes=known.get("deletes", 0),
+            num_upserts=known.get("upserts", 0),
             highest_delete=known.get("highest_delete"),
             num_unresolved=known.get("unresolved", 0),
             incomplete=incomplete,

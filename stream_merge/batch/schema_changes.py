@@ -29,13 +29,14 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.bridge.expressions import named_columns
+from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Expression
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaChangedError
 from stream_merge.sql import column_of, quote
-from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
+from stream_merge.tombstones.history import columns_of_batches
 from stream_merge.widening import in_shape, is_widened, keeps_text, lacks_fields, wider
 
 logger: logging.Logger = logging.getLogger("stream_merge")
@@ -206,8 +207,14 @@ def can_hold(kept: DataType, sent: DataType) -> bool:
     return is_utc or (holding is not None and holding.simpleString() == kept.simpleString())
 
 
-def schema_changes_of(config: SinkConfig, batch: DataFrame, transaction: Transaction) -> SchemaChanges:
+def schema_changes_of(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> SchemaChanges:
     """Return what a batch asks of a version of its table.
+
+    Args:
+        config: The sink as the user configured it.
+        batch: The batch as it arrived.
+        table: The table.
+        transaction: The version.
 
     Raises:
         SchemaChangedError: The sink has `schema_changes="error"`, and something has changed.
@@ -217,18 +224,16 @@ def schema_changes_of(config: SinkConfig, batch: DataFrame, transaction: Transac
         return NOTHING
     given = {name.lower() for name in batch.columns}
     written = {*config.written_columns(batch.columns)}
-    table, is_keyless = transaction.struct_type, config.before is not None
+    schema, is_keyless = transaction.struct_type, config.before is not None
     # Every column of a table without a key identifies the row.
     fixed = {*given} if is_keyless else {name.lower() for name in (*config.keys, *config.sequence_columns)}
-    gone: set[str] = set()
     # With columns of its own, a sink may be one of several of the table.
     remembers = config.keeps_tombstones and not is_keyless and not config.columns
-    if remembers and any(name.lower() not in given and not name.startswith(RESERVED_PREFIX) for name in table.names):
-        text = transaction.domain_metadata(DOMAIN)
-        gone = set() if text is None else {*TombstoneManifest.from_json(text).columns} - given
+    absent = {name.lower() for name in schema.names if not name.startswith(RESERVED_PREFIX)} - given
+    gone = columns_of_batches(table, transaction, absent) if remembers and absent else set()
     find = partial(
         find_schema_changes,
-        table,
+        schema,
         StructType([each for each in batch.schema.fields if each.name in written]),
         mode,
         gone=gone,

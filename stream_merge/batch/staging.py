@@ -151,7 +151,7 @@ def _stage_tombstones(batch: MicroBatch, attempt: Attempt, store: TombstoneStore
             attempt.source.num_deletes, attempt.transaction.version, partial=attempt.reduction.changes.partial
         )
     # A batch that has only deletes may have columns of the table that the source does not have.
-    if batch.config.follows_columns and attempt.source.num_rows > attempt.source.num_deletes:
+    if batch.config.follows_columns and attempt.source.num_upserts:
         bound = attempt.reduction.changes.bound
         columns = {*remembered.columns, *written_names(bound.config, bound.frame.columns)}
         remembered = replace(remembered, columns=tuple(sorted(columns)))

@@ -174,7 +174,7 @@ def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> st
     Raises:
         ClauseError: The text is not an SQL expression.
     """
-    text = expression_sql(spark, expression)
+    text = _with_variables(spark, expression_sql(spark, expression))
     starts: list[int] = []
 
     def visit(node: Any, bound: frozenset[str]) -> None:
@@ -195,6 +195,13 @@ def qualified_sql(spark: SparkSession, expression: Expression, alias: str) -> st
     for start in sorted(starts, reverse=True):
         text = f"{text[:start]}`{alias}`.{text[start:]}"
     return text
+
+
+def _with_variables(spark: SparkSession, text: str) -> str:
+    """Return a text with the values of the settings that it names (`${name}`), as Spark's parser counts its letters."""
+    if "${" not in text:
+        return text
+    return str(java_class(spark._jvm, "org.apache.spark.sql.internal.VariableSubstitution")().substitute(text))
 
 
 def named_columns(spark: SparkSession, expression: Expression, alias: str) -> frozenset[str]:

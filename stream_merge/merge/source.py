@@ -38,6 +38,8 @@ class Source:
         is_independent: Whether a row writes the same whether it matches or not.
         num_independent_rows: How many rows write something then.
         num_deletes: How many keys the batch deletes, for a sink with a sequence.
+        num_upserts: How many rows are changes that say that there is a row, for a sink with a sequence that follows the
+            columns of its source.
         highest_delete: The highest sequence of these deletes, as JSON.
         num_unresolved: How many rows lack a value that their change did not send.
         incomplete: Numbers of rows that write something else if they match, although the batch is independent.
@@ -52,6 +54,7 @@ class Source:
     is_independent: bool
     num_independent_rows: int
     num_deletes: int = 0
+    num_upserts: int = 0
     highest_delete: str | None = None
     num_unresolved: int = 0
     incomplete: frozenset[int] = frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +60,16 @@ def remembered_keys(spark: SparkSession, target: str) -> tuple[str, ...] | None:
         return None
     manifest = _manifest_at(table, transaction.version, TombstoneManifest.from_json(text))
     return None if manifest is None else tuple(key for key in manifest.keys if key != ROW_ID)
+
+
+def columns_of_batches(table: Table, transaction: Transaction, names: Collection[str]) -> set[str]:
+    """Return which of some columns, by lower-case names, batches had before the version that is read."""
+    text = transaction.domain_metadata(DOMAIN)
+    manifest = None
+    if text is not None:
+        # A RESTORE may have gone to a version that has had other columns.
+        manifest = _manifest_at(table, transaction.version, TombstoneManifest.from_json(text))
+    return set() if manifest is None else {*manifest.columns}.intersection(names)
 
 
 def manifest_of(table: Table, transaction: Transaction, fresh: TombstoneManifest) -> TombstoneManifest:

@@ -27,7 +27,7 @@ CALLS = (
 
 STEPS = (
     *steps.STEPS,
-    *("columns_added", "feature_added", "remembering", "remembered", "handing_on", "handed_on"),
+    *("altered", "columns_added", "feature_added", "remembering", "remembered", "handing_on", "handed_on"),
     *steps.MAINTENANCE_STEPS,
 )
 
@@ -42,7 +42,7 @@ class FaultyTable(DrivenTable):
     def _merge_with_fault(self, changes: Sequence[Row], kind: str, fault: Fault, *, warm: bool) -> None:
         app_id = "first" if kind == ORDERED else kind
         batch_id = self.batches.get(app_id, -1) + 1
-        frame = self._frame(changes, as_texts=False)
+        frame, types = self._frame(kind, changes, as_texts=False), self._types(kind)
         before = latest_version(self.path)
         error: BaseException | None = None
         with fault():
@@ -62,9 +62,7 @@ class FaultyTable(DrivenTable):
         if not warm:
             self.sinks.pop(app_id, None)
         self._sink(kind, app_id, changes[0])(frame, batch_id)
-        self._merged(kind, changes)
-        self.batches[app_id] = batch_id
-        self.last[app_id] = (kind, changes)
+        self._took(kind, app_id, batch_id, changes, types)
 
     def _fault(self) -> str:
         return self.faults.failed() if self.faults is not None else ""

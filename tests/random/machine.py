@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from stream_merge.errors import BatchIdRegressionError
+from tests.random.changing import ChangingSource
 from tests.random.model import Row
-from tests.random.moves import MovedRows
-from tests.random.table import ANY, CHANGES, COLUMNS, COUNT, OF_CHANGES, ORDERED, UPSERT, Changes, beside
+from tests.random.table import ANY, CHANGES, COLUMNS, COUNT, ORDERED, UPSERT, Changes, beside
 from tests.random.writers import WrittenTable
 from tests.spark.delta_log import latest_version
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STATEMENTS = ("insert", "update", "delete", "compact")
 
 
-class TableMachine(MovedRows, WrittenTable):
+class TableMachine(ChangingSource, WrittenTable):
     """All that may happen to the table."""
 
     @rule(
@@ -57,22 +57,20 @@ class TableMachine(MovedRows, WrittenTable):
     def replay(self, number: int, warm: bool) -> None:
         """The table has the batch, so nothing comes of it."""
         app_id = sorted(self.last)[number % len(self.last)]
-        kind, changes = self.last[app_id]
+        kind, changes, types = self.last[app_id]
         if not warm:
             self.sinks.pop(app_id, None)
         before = latest_version(self.path)
-        frame = self._replayable(changes)
+        frame = self._replayable(changes, types)
         self._sink(kind, app_id, changes[0])(frame, self.batches[app_id])
         assert latest_version(self.path) == before
 
-    def _replayable(self, changes: Sequence[Row]) -> DataFrame:
-        # Columns may have been renamed since.
-        names = list(changes[0])
-        types = {**OF_CHANGES, **self.source_types, **self.model.columns}
+    def _replayable(self, changes: Sequence[Row], types: Mapping[str, str]) -> DataFrame:
+        # The struct of a key may have another type by now.
         try:
-            return self._frame_of(changes, {name: types.get(name, "STRING") for name in names})
+            return self._frame_of(changes, {name: types[name] for name in changes[0]})
         except pa.ArrowException:
-            return self._frame(self._changes(ANY, ORDERED), as_texts=False)
+            return self._frame(ORDERED, self._changes(ANY, ORDERED), as_texts=False)
 
     @precondition(lambda self: any(self.batches.values()))
     @rule(warm=st.booleans())
@@ -83,7 +81,7 @@ class TableMachine(MovedRows, WrittenTable):
         if not warm:
             self.sinks.pop(app_id, None)
         changes = self._changes(ANY, kind)
-        frame = self._frame(changes, as_texts=False)
+        frame = self._frame(kind, changes, as_texts=False)
         try:
             self._sink(kind, app_id, changes[0])(frame, self.batches[app_id] - 1)
         except BatchIdRegressionError:
@@ -124,11 +122,11 @@ class TableMachine(MovedRows, WrittenTable):
         """Another writer commits while the sink compacts the table, after its batch."""
         by = self._possible(by)
         changes = self._changes(drawn, ORDERED)
-        batch_id = self.batches.get("first", -1) + 1
+        batch_id, types = self.batches.get("first", -1) + 1, self._types(ORDERED)
 
         def interfere() -> None:
             self._noted(f"{by} beside {step}")
-            self._took(ORDERED, "first", batch_id, changes)
+            self._took(ORDERED, "first", batch_id, changes, types)
             self._write(by, others, warm=warm)
 
         with beside(step, interfere):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
+from tests.random.column_types import converted
 
 Row = dict[str, Any]
 Place = tuple[Any, ...]
@@ -122,6 +123,7 @@ class TableModel:
         tombstones: Keys that were deleted, and the newest sequence of that.
         truncated: The sequence of the newest TRUNCATE.
         moved: The values that wait for rows which got another key.
+        remembered: The columns that batches had, of sinks that follow the columns of their source.
     """
 
     keys: tuple[str, ...]
@@ -135,6 +137,7 @@ class TableModel:
     tombstones: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
     truncated: Place | None = None
     moved: list[Handed] = field(default_factory=list)
+    remembered: frozenset[str] = frozenset()
 
     def snapshot(self) -> TableModel:
         """Return a copy."""
@@ -182,7 +185,7 @@ class TableModel:
             for row in self.rows:
                 row[COLUMN_SEQUENCES] = None
 
-    def merge_in_order(self, changes: Sequence[Row], *, sets_columns: bool = False) -> None:
+    def merge_in_order(self, changes: Sequence[Row], *, sets_columns: bool = False) -> bool:
         """Merge changes of which the newest one counts: what `keys`, `sequence_by` and `delete_when` do.
 
         It counts of each key; where changes left columns alone, of each column.
@@ -190,6 +193,9 @@ class TableModel:
         Args:
             changes: The changes; in `unset` the columns that each leaves alone.
             sets_columns: Whether the sink is one of such changes.
+
+        Returns:
+            Whether a change says that there is a row, and nothing that was there before outdates it.
         """
         self.add_own()
         if sets_columns:
@@ -203,17 +209,20 @@ class TableModel:
             if change["op"] != "t":
                 of_keys.setdefault(self.key(change), []).append(change)
         older = self.older.union(*(change.get("unset", ()) for change in changes))
-        is_handed_on = self._hand_on(of_keys)
+        sent = set(changes[0])
+        is_handed_on = self._hand_on(of_keys, sent)
+        if self.has_registers and not sent.issuperset(self.registers):
+            older = older.union(self.registers)
         if (older or is_handed_on) and self.has_registers:
             self.older = older
-            self._merge_columns(of_keys, is_truncated=is_truncated)
-        else:
-            self._merge_rows(of_keys, is_truncated=is_truncated)
+            return self._merge_columns(of_keys, is_truncated=is_truncated)
+        return self._merge_rows(of_keys, is_truncated=is_truncated)
 
-    def _merge_rows(self, of_keys: Mapping[Place, Sequence[Row]], *, is_truncated: bool) -> None:
+    def _merge_rows(self, of_keys: Mapping[Place, Sequence[Row]], *, is_truncated: bool) -> bool:
         if is_truncated and self.truncated is not None:
             self.rows = [row for row in self.rows if not self.place_of(row) < self.truncated]
         before = dict(self.tombstones)
+        has_upserts = False
         for key, changes in of_keys.items():
             change = max(changes, key=self.place_of_change)
             at, is_delete = self.place_of_change(change), change["op"] == "d"
@@ -223,7 +232,9 @@ class TableModel:
                 self.tombstones[key] = max(at, self.tombstones.get(key, at))
             if key in before and at < before[key]:
                 continue
+            has_upserts |= not is_delete
             self._apply(key, change, at, is_delete=is_delete)
+        return has_upserts
 
     def _apply(self, key: tuple[Any, ...], change: Row, at: tuple[Any, ...], *, is_delete: bool) -> None:
         is_matched, rows = False, []
@@ -233,12 +244,15 @@ class TableModel:
             if not is_match or at < self.place_of(row):
                 rows.append(row)
             elif not is_delete:
-                rows.append(self._new_row(change))
+                # What the source does not send stays.
+                rows.append({**row, **{name: value for name, value in self._new_row(change).items() if name in change}})
+                if self.has_own:
+                    rows[-1][SEQUENCE] = tuple(change[name] for name in self.sequence)
         if not is_matched and not is_delete:
             rows.append(self._new_row(change))
         self.rows = rows
 
-    def _merge_columns(self, of_keys: Mapping[Place, Sequence[Row]], *, is_truncated: bool) -> None:
+    def _merge_columns(self, of_keys: Mapping[Place, Sequence[Row]], *, is_truncated: bool) -> bool:
         folds = {key: self._folded(key, changes, is_truncated=is_truncated) for key, changes in of_keys.items()}
         found = {key: fold for key, fold in folds.items() if fold is not None}
         rows, matched = [], set()
@@ -262,9 +276,15 @@ class TableModel:
                 sequences = {name: fold.sets[name][0] if name in fold.sets else None for name in self.registers}
                 rows.append(row | {COLUMN_SEQUENCES: self._older(sequences, fold.at)})
         self.rows = rows
+        return any(fold.is_upsert for fold in found.values())
 
-    def _hand_on(self, of_keys: dict[Place, list[Row]]) -> bool:
-        """Add the changes that give values of rows to their new keys; return whether any had to be looked for."""
+    def _hand_on(self, of_keys: dict[Place, list[Row]], sent: Collection[str]) -> bool:
+        """Add the changes that give values of rows to their new keys; return whether any had to be looked for.
+
+        Args:
+            of_keys: The changes of each key.
+            sent: The columns of the batch, whose values alone follow their rows.
+        """
         every = [change for changes in of_keys.values() for change in changes]
         arrivals = [change for change in every if change["op"] == "u" and change.get("old") is not None]
         known = {(handed.left, handed.to, handed.at) for handed in self.moved}
@@ -294,13 +314,14 @@ class TableModel:
         ]
         own = [self._left(change, of_keys[self.key(change)]) for change in departures]
         self.moved = [*self.moved, *own]
+        own_names = {*sent, "fills"}
         for handed in (*awaited, *own):
             there = [self.place_of(row) for row in self.rows if self.key(row) == handed.to]
             real = [change for change in of_keys.get(handed.to, ()) if change["op"] == "u" and "fills" not in change]
             there += map(self.place_of_change, real)
             # Until its row has come the key may be another's.
             if any(not at < handed.at for at in there):
-                of_keys.setdefault(handed.to, []).append(handed.change)
+                of_keys.setdefault(handed.to, []).append({n: v for n, v in handed.change.items() if n in own_names})
         return bool(departures or needy)
 
     def _left(self, departure: Row, changes: Sequence[Row]) -> Handed:
@@ -309,7 +330,8 @@ class TableModel:
         sets: dict[str, tuple[Place, Any]] = {}
         for row in self.rows:
             if self.key(row) == key and self.place_of(row) < left_at:
-                sets |= {name: (at, row[name]) for name, at in self.sequences(row).items() if at is not None}
+                known = {name: at for name, at in self.sequences(row).items() if name in departure}
+                sets |= {name: (at, row[name]) for name, at in known.items() if at is not None}
         resets = [self.tombstones[key]] if key in self.tombstones else []
         for change in sorted(changes, key=self.place_of_change):
             at = self.place_of_change(change)
@@ -317,11 +339,11 @@ class TableModel:
                 resets.append(at)
             elif change["op"] == "u" and at < left_at:
                 for name in self.registers:
-                    if name not in change["unset"] and not (name in sets and at < sets[name][0]):
+                    if name in change and name not in change["unset"] and not (name in sets and at < sets[name][0]):
                         sets[name] = (at, change[name])
         sets = {name: (at, value) for name, (at, value) in sets.items() if not at < max(resets, default=at)}
         change = {**departure, **departure["new"], "op": "u", "old": None, "new": None, "fills": True}
-        change |= {name: sets[name][1] if name in sets else None for name in self.registers}
+        change |= {name: sets[name][1] if name in sets else None for name in self.registers if name in departure}
         change["unset"] = [name for name in self.registers if name not in sets]
         return Handed(left=key, to=self.key(departure["new"]), at=left_at, change=change)
 
@@ -435,6 +457,18 @@ class TableModel:
         self.columns[name] = sql_type
         for row in self.rows:
             row[name] = None
+
+    def drop_column(self, name: str) -> None:
+        """Drop a column."""
+        for one in (self.columns, *self.rows):
+            del one[name]
+
+    def widen(self, name: str, sql_type: str) -> None:
+        """Give a column a wider type."""
+        self.columns[name] = sql_type
+        if name in self.registers:
+            for row in (*self.rows, *(handed.change for handed in self.moved)):
+                row |= {name: converted(row[name], sql_type)} if name in row else {}
 
     def swap(self, one: str, other: str) -> None:
         """Give each of two columns the name of the other, where it stands."""

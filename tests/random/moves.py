@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 from tests.random.faults import STEPS, FaultyTable
 from tests.random.model import Row
 from tests.random.table import CHANGES, COLUMNS, ORDERED, PLACES, TEXTS, Changes, beside
-from tests.random.values import KEYS, SEQUENCES
+from tests.random.values import KEYS, SEQUENCES, fits
 
 TOGETHER, DEPARTURE_FIRST, ARRIVAL_FIRST = "together", "departure first", "arrival first"
 
@@ -53,9 +53,12 @@ class MovedRows(FaultyTable):
         key = {name: row[name] for name in model.keys}
         has_nulls = self.setup.null_keys == "match"
         pairs = zip(model.keys, to, strict=False)
-        new_key = {name: self._value(name, at_key, KEYS, is_nullable=has_nulls) for name, at_key in pairs}
+        new_key = {name: self._value(name, at_key, KEYS, COLUMNS, is_nullable=has_nulls) for name, at_key in pairs}
         later = self._later(row, new_key)
         if not later or model.key(new_key) in map(model.key, model.rows):
+            return
+        types = self._types(COLUMNS)
+        if not all(fits(value, types[name]) for name, value in key.items()):
             return
         places = [min(at[0], len(later) - 1)]
         places += [min(places[0] + at[1], len(later) - 1)]
@@ -112,7 +115,7 @@ class MovedRows(FaultyTable):
             *(model.tombstones.get(model.key(key)) for key in (row, new_key)),
         ]
         known += model.sequences(row).values() if model.has_registers else []
-        values = [self._values(name, SEQUENCES, is_nullable=True) for name in model.sequence]
+        values = [self._values(name, SEQUENCES, COLUMNS, is_nullable=True) for name in model.sequence]
         newest = max(at for at in known if at is not None)
         every = [dict(zip(model.sequence, combination, strict=True)) for combination in itertools.product(*values)]
         # Of 0.0 and -0.0 one.

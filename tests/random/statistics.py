@@ -104,12 +104,14 @@ def _comparable(value: Any, bound: Any) -> tuple[Any, Any]:
             return value.encode(), bound.encode()
         case dt.datetime():
             moment = dt.datetime.fromisoformat(bound.replace("Z", "+00:00"))
+            moment = moment.replace(tzinfo=moment.tzinfo or dt.timezone.utc)
             # The offsets of local mean time are cut to minutes in statistics.
             if value.year < 1973 and abs(moment - value) <= dt.timedelta(minutes=1):
                 moment = value
             return value, moment
         case dt.date():
-            return value, dt.date.fromisoformat(bound)
+            # A column that has become one of timestamps has their statistics.
+            return value, dt.date.fromisoformat(bound[:10])
         case bool():
             return value, bool(bound)
         case float():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from pyspark.errors import PySparkException
 
 from stream_merge import MergeResult, MergeSink, merge_sink, steps
+from tests.random.column_types import digits, value_of, wider
+from tests.random.columns import EVOLVE, LENIENT, can_send, followed, sent_value
 from tests.random.faulty import FaultyFileSystem
 from tests.random.model import OWN, Row, TableModel, exact_rows, plain
 from tests.random.statistics import wrong_statistics
@@ -32,6 +34,9 @@ KEY = "a struct of the keys"
 OF_CHANGES = {"op": "STRING", "unset": "ARRAY<STRING>", "old": KEY, "new": KEY}
 """The columns that tell what a change does."""
 
+FOLLOWS = (None, None, EVOLVE, LENIENT)
+"""Whether the sinks follow the columns of their source: the values of `schema_changes`."""
+
 ZONES = ("UTC", "America/New_York", "Europe/Amsterdam")
 ARROW_TYPES = {
     "INT": pa.int32(),
@@ -43,6 +48,7 @@ ARROW_TYPES = {
     "BOOLEAN": pa.bool_(),
     "DOUBLE": pa.float64(),
     "ARRAY<STRING>": pa.list_(pa.string()),
+    "TIMESTAMP_NTZ": pa.string(),
 }
 
 
@@ -68,6 +74,12 @@ class Setup:
     sets_columns: bool
     moves: bool
     maintains: bool
+    follows: str | None
+
+    @property
+    def excepts(self) -> bool:
+        """Whether the sinks that follow the columns of their source do not write those that only they need."""
+        return self.sets_columns or not self.has_sequence
 
 
 @st.composite
@@ -92,6 +104,7 @@ def setups(draw: st.DrawFn) -> Setup:
         sets_columns=draw(st.booleans()),
         moves=draw(st.booleans()),
         maintains=draw(st.booleans()),
+        follows=draw(st.sampled_from(FOLLOWS)),
     )
 
 
@@ -170,7 +183,8 @@ class DrivenTable(RuleBasedStateMachine):
         properties = {
             "enableDeletionVectors": setup.vectors,
             "enableChangeDataFeed": setup.feed,
-            "enableTypeWidening": True,
+            # A sink that follows the columns of its source sets it where it needs it.
+            **({"enableTypeWidening": True} if setup.follows is None else {}),
         }
         texts = [f"'delta.{name}' = '{str(value).lower()}'" for name, value in properties.items()]
         texts += ["'delta.columnMapping.mode' = 'name'"] if setup.mapping else []
@@ -180,7 +194,10 @@ class DrivenTable(RuleBasedStateMachine):
         self.sinks: dict[str, MergeSink] = {}
         self.written: dict[str, tuple[str, ...]] = {}
         self.batches: dict[str, int] = {}
-        self.last: dict[str, tuple[str, list[Row]]] = {}
+        self.last: dict[str, tuple[str, list[Row], dict[str, str]]] = {}
+        # What the source sends now, and what it sent before.
+        self.sent = {**self.source_types, **{name: columns[name] for name in ("v", "w", "n")}}
+        self.earlier: list[dict[str, str]] = []
         self.result: MergeResult | None = None
         self.history = {0: self.model.snapshot()}
         self.seen: dict[str, int] = {}
@@ -197,7 +214,7 @@ class DrivenTable(RuleBasedStateMachine):
         """Return the sink for changes like this one."""
         setup, keys = self.setup, self.model.keys
         written: tuple[str, ...] = ()
-        if kind == UPSERT and (setup.sets_columns or not setup.has_sequence):
+        if kind == UPSERT and (setup.excepts or setup.follows):
             # The table may have columns of other sinks, which it does not write; Delta's SET * would look for them.
             written = tuple(name for name in change if name in self.model.columns and name not in OWN)
         if app_id in self.sinks and self.written[app_id] == written:
@@ -207,6 +224,9 @@ class DrivenTable(RuleBasedStateMachine):
                 options = {"truncate_when": "op = 't'"} if setup.truncates else {}
                 options |= {"unchanged_columns": "unset"} if kind == COLUMNS else {}
                 options |= {"old_key": "old", "new_key": "new"} if kind == COLUMNS and setup.moves else {}
+                options |= {"schema_changes": setup.follows} if setup.follows else {}
+                if setup.follows and setup.excepts:
+                    options["except_columns"] = [name for name in change if name not in self._written(change)]
                 sink = merge_sink(
                     self.target,
                     keys=keys,
@@ -244,16 +264,28 @@ class DrivenTable(RuleBasedStateMachine):
         if result.maintenance is not None:
             self._noted(f"maintenance {result.maintenance}")
 
-    def _values(self, name: str, pool: dict[str, tuple[Any, ...]], *, is_nullable: bool) -> list[Any]:
-        sql_type = self.model.columns.get(name, self.source_types[name])
+    def _written(self, names: Iterable[str]) -> list[str]:
+        """Return which columns of a batch a sink writes that follows the columns of its source."""
+        setup, model = self.setup, self.model
+        excepted = {*OF_CHANGES, *(() if setup.has_sequence else model.sequence)} if setup.excepts else set()
+        return [name for name in names if name not in excepted]
+
+    def _types(self, kind: str) -> dict[str, str]:
+        """Return the types of the columns that a batch may have."""
+        if self.setup.follows and kind in IN_ORDER:
+            return {**OF_CHANGES, **self.sent}
+        return {**OF_CHANGES, **self.source_types, **self.model.columns}
+
+    def _values(self, name: str, pool: dict[str, tuple[Any, ...]], kind: str, *, is_nullable: bool) -> list[Any]:
+        sql_type = self._types(kind)[name]
         known = pool["BIGINT"] if sql_type in BOTH else pool[sql_type]
         values = [value for value in known if fits(value, sql_type)]
         if self.setup.partitioned and name == "k0":
             values = [value for value in values if value != ""]
         return [*values, None] if is_nullable else values
 
-    def _value(self, name: str, place: int, pool: dict[str, tuple[Any, ...]], *, is_nullable: bool) -> Any:
-        values = self._values(name, pool, is_nullable=is_nullable)
+    def _value(self, name: str, place: int, pool: dict[str, tuple[Any, ...]], kind: str, *, is_nullable: bool) -> Any:
+        values = self._values(name, pool, kind, is_nullable=is_nullable)
         return values[place % len(values)]
 
     def _changes(self, drawn: Changes, kind: str) -> list[Row]:
@@ -265,18 +297,15 @@ class DrivenTable(RuleBasedStateMachine):
                 op = "u"
             row: Row = {}
             for name, at in zip(model.keys, at_key, strict=False):
-                row[name] = None if op == "t" else self._value(name, at, KEYS, is_nullable=has_nulls)
+                row[name] = None if op == "t" else self._value(name, at, KEYS, kind, is_nullable=has_nulls)
             for name, at in zip(model.sequence, at_sequence, strict=False):
-                row[name] = self._value(name, at, SEQUENCES, is_nullable=True)
-            for name in model.columns:
-                if name in row or name in OWN:
-                    continue
-                is_text = model.columns[name] == "STRING"
-                row[name] = ((*TEXTS, None)[text] if is_text else number) if number >= 0 else None
+                row[name] = self._value(name, at, SEQUENCES, kind, is_nullable=True)
+            values = self._sent_values(kind, (*TEXTS, None)[text] if number >= 0 else None, number)
+            row |= {name: value for name, value in values.items() if name not in row}
             row["op"] = op
             if kind == COLUMNS:
                 # What they do not send is not to be looked at, so that it has a value all the same.
-                names = enumerate(model.registers)
+                names = enumerate(name for name in row if name not in {*model.keys, *model.sequence, "op"})
                 row["unset"] = [name for i, name in names if left_alone >> i & 1] if op == "u" else []
                 row |= {"old": None, "new": None} if self.setup.moves else {}
             tie = ("t",) if op == "t" else model.key(row)
@@ -285,9 +314,21 @@ class DrivenTable(RuleBasedStateMachine):
             changes.setdefault(tie, row)
         return list(changes.values())
 
-    def _frame(self, changes: Sequence[Row], *, as_texts: bool) -> DataFrame:
+    def _sent_values(self, kind: str, text: str | None, number: int) -> Row:
+        """Return what a change sends, beside key and sequence."""
+        model, mode = self.model, self.setup.follows
+        if mode is None or kind not in IN_ORDER:
+            types = {name: sql_type for name, sql_type in model.columns.items() if name not in OWN}
+            return {name: value_of(sql_type, text, number) for name, sql_type in types.items()}
+        # A RESTORE may bring columns back that cannot take what the source sends by now.
+        fixed = (*model.keys, *model.sequence)
+        self.sent = {name: t for name, t in self.sent.items() if name in fixed or can_send(model, mode, name, t)}
+        types = {name: sql_type for name, sql_type in self.sent.items() if name not in fixed}
+        return {name: sent_value(model, mode, name, sql_type, text, number) for name, sql_type in types.items()}
+
+    def _frame(self, kind: str, changes: Sequence[Row], *, as_texts: bool) -> DataFrame:
         names = list(changes[0])
-        types = {**OF_CHANGES, **self.source_types, **self.model.columns}
+        types = self._types(kind)
         is_text = {name: as_texts and name not in OF_CHANGES and types[name] != "STRING" for name in names}
         if not self.model.has_sequence and not self.model.has_own:
             # The sink's column gets the types that the sequence has in the first batch.
@@ -298,16 +339,28 @@ class DrivenTable(RuleBasedStateMachine):
     def _frame_of(self, rows: Sequence[Row], types: Mapping[str, str]) -> DataFrame:
         # By Arrow, since rows would take processes of Python.
         fields = [pa.field(name, self._arrow_type(sql_type)) for name, sql_type in types.items()]
-        table = pa.Table.from_pylist(list(rows), pa.schema(fields))
-        return self.session.createDataFrame(table).coalesce(1)
+        # Timestamps without a time zone would get that of the session.
+        local = [name for name, sql_type in types.items() if sql_type == "TIMESTAMP_NTZ"]
+        texts = [row | {name: as_text(row[name], "") for name in local} for row in rows]
+        frame = self.session.createDataFrame(pa.Table.from_pylist(texts, pa.schema(fields)))
+        return frame.withColumns({name: frame[name].cast("timestamp_ntz") for name in local}).coalesce(1)
 
     def _arrow_type(self, sql_type: str) -> pa.DataType:
         if sql_type == KEY:
-            return pa.struct([(name, self._arrow_type(self.model.columns[name])) for name in self.model.keys])
-        return ARROW_TYPES[sql_type]
+            types = self.sent if self.setup.follows else self.model.columns
+            return pa.struct([(name, self._arrow_type(types[name])) for name in self.model.keys])
+        of_decimal = digits(sql_type)
+        return ARROW_TYPES[sql_type] if of_decimal is None else pa.decimal128(*of_decimal)
 
-    def _merged(self, kind: str, changes: Sequence[Row]) -> None:
+    def _merged(self, kind: str, changes: Sequence[Row], types: Mapping[str, str]) -> None:
         match kind:
+            case "ordered" | "columns" if self.setup.follows:
+                written = self._written(changes[0])
+                there = {*self.model.registers}
+                bound = followed(self.model, self.setup.follows, {name: types[name] for name in written}, changes)
+                sets_columns = kind == COLUMNS or (self.setup.excepts and not there.issubset(written))
+                if self.model.merge_in_order(bound, sets_columns=sets_columns):
+                    self.model.remembered |= self.model.remembered.union(self._written(bound[0]))
             case "ordered" | "columns":
                 self.model.merge_in_order(changes, sets_columns=kind == COLUMNS)
             case "upsert":
@@ -316,7 +369,7 @@ class DrivenTable(RuleBasedStateMachine):
                 self.model.count(changes)
 
     def _merge(self, kind: str, app_id: str, drawn: Changes, *, as_texts: bool, is_warm: bool) -> None:
-        as_texts = as_texts and kind in IN_ORDER
+        as_texts = as_texts and kind in IN_ORDER and not self.setup.follows
         self._merge_changes(kind, app_id, self._changes(drawn, kind), as_texts=as_texts, is_warm=is_warm)
 
     def _merge_changes(self, kind: str, app_id: str, changes: Sequence[Row], *, as_texts: bool, is_warm: bool) -> None:
@@ -324,20 +377,20 @@ class DrivenTable(RuleBasedStateMachine):
             self.sinks.pop(app_id, None)
         batch_id = self.batches.get(app_id, -1) + 1
         self._noted(f"merged {kind}")
-        frame = self._frame(changes, as_texts=as_texts)
+        frame, types = self._frame(kind, changes, as_texts=as_texts), self._types(kind)
         sink = self._sink(kind, app_id, changes[0])
         self.result = None
         sink(frame, batch_id)
         assert self.result is None or self.result.maintenance != "failed"
         assert sink._state()._resolved, "the statement depends on nothing but its arguments, and is kept"
         if self.batches.get(app_id) != batch_id:
-            self._took(kind, app_id, batch_id, changes)
+            self._took(kind, app_id, batch_id, changes, types)
 
-    def _took(self, kind: str, app_id: str, batch_id: int, changes: Sequence[Row]) -> None:
+    def _took(self, kind: str, app_id: str, batch_id: int, changes: Sequence[Row], types: dict[str, str]) -> None:
         """Let the model take a batch that is in the table."""
-        self._merged(kind, changes)
+        self._merged(kind, changes, types)
         self.batches[app_id] = batch_id
-        self.last[app_id] = (kind, changes)
+        self.last[app_id] = (kind, [*changes], types)
 
     # What must hold.
 
@@ -368,14 +421,29 @@ class DrivenTable(RuleBasedStateMachine):
         self._check_records()
         faults = wrong_statistics(self.path)
         assert not faults, faults
-        # After a RESTORE that narrows a column, Delta cannot read the files that it took away.
-        is_narrower = any(
-            before.columns.get(name) == "BIGINT" for name, kind in self.model.columns.items() if kind == "INT"
-        )
-        if self.setup.feed and list(before.columns) == list(self.model.columns) and not is_narrower:
-            self._check_feed(before_version, exact_rows(before.rows), expected)
+        if self.setup.feed and self._is_followed_by_the_feed(before):
+            self._check_feed(before_version, exact_rows(self._in_new_columns(before)), expected)
         self.history[version] = self.model.snapshot()
         self.checked = (version, self.model.snapshot())
+
+    def _is_followed_by_the_feed(self, before: TableModel) -> bool:
+        """Whether the feed since a version can be read, and has the names of its columns."""
+        # After a RESTORE that narrows a column, Delta cannot read the files that it took away.
+        columns = self.model.columns
+        is_narrower = any(
+            name in columns and wider(kind, columns[name]) != columns[name] for name, kind in before.columns.items()
+        )
+        return [*columns][: len(before.columns)] == [*before.columns] and not is_narrower
+
+    def _in_new_columns(self, before: TableModel) -> list[Row]:
+        """Return the rows of a version as the newest one shows them."""
+        model = before.snapshot()
+        for name, sql_type in self.model.columns.items():
+            if name not in model.columns:
+                model.add_column(name, sql_type)
+            elif model.columns[name] != sql_type:
+                model.widen(name, sql_type)
+        return model.rows
 
     def _check_columns(self, frame: Any) -> None:
         types = {"INT": "int", "BIGINT": "bigint"}

@@ -73,7 +73,7 @@ def fits(value: Any, sql_type: str) -> bool:
     return sql_type != "INT" or value is None or -(2**31) <= value < 2**31
 
 
-def as_text(value: Any) -> str | None:
+def as_text(value: Any, zone: str = "Z") -> str | None:
     """Return a text whose cast gives the value."""
     match value:
         case None:
@@ -83,7 +83,7 @@ def as_text(value: Any) -> str | None:
         case float():
             return "NaN" if math.isnan(value) else repr(value).replace("inf", "Infinity")
         case dt.datetime():
-            return value.isoformat(" ") + "Z"
+            return value.isoformat(" ") + zone
         case dt.date():
             return value.isoformat()
         case Decimal():

@@ -43,6 +43,34 @@ def ranked(spark: SparkSession, num_rows: int) -> DataFrame:
     return spark.range(num_rows).withColumn("key", F.col("id") % 100).withColumn("rank", F.row_number().over(of_key))
 
 
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("is_substituted", [True, False])
+def test_options_may_name_settings(spark, create_table, create_source, read_rows, deletion_vectors, is_substituted):
+    """Their values are shorter or longer than their names, and more columns come after them."""
+    path = create_table("id INT, v STRING", [(1, "a"), (2, "b"), (3, "c")], deletion_vectors=deletion_vectors)
+    settings = {
+        "the.letter.of.deletes": "d",
+        "t": "a longer text",
+        "spark.sql.variable.substitute": str(is_substituted),
+    }
+    letter, text = ("d", "a longer text") if is_substituted else ("${the.letter.of.deletes}", "${t}")
+    rows = [(1, "A", letter, True, text), (2, "B", letter, False, text), (3, "C", letter, True, "another text")]
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        sink = merge_sink(
+            path,
+            keys="id",
+            columns=["id", "v"],
+            delete_when="op = '${the.letter.of.deletes}' AND is_certain AND why IN ('${t}', 'no') AND is_certain",
+        )
+        sink.merge(create_source("id INT, v STRING, op STRING, is_certain BOOLEAN, why STRING", rows))
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+    assert read_rows(path) == [(2, "B"), (3, "C")]
+
+
 @pytest.mark.core
 def test_few_rows_are_kept_in_few_parts(spark: SparkSession, many_partitions: None) -> None:
     before = spark.conf.get(COALESCE_KEPT)
