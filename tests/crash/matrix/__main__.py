@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,8 @@ def run(of_fault: Sequence[Case], root: Path, conf: dict[str, str]) -> list[dict
     return found
 
 
-def run_all(planned: Sequence[Case], conf: dict[str, str], root: Path) -> list[dict[str, Any]]:
-    """Run the matrix, and return the cases with what was found in them."""
-    found: list[dict[str, Any]] = []
+def run_all(planned: Sequence[Case], conf: dict[str, str], root: Path) -> Iterator[list[dict[str, Any]]]:
+    """Run the matrix, and yield the cases of one fault after the other with what was found in them."""
     for fault in dict.fromkeys(case.fault for case in planned):
         of_fault = [case for case in planned if case.fault == fault]
         folder = root / fault.replace(" ", "_")
@@ -104,11 +103,12 @@ def run_all(planned: Sequence[Case], conf: dict[str, str], root: Path) -> list[d
             reports = run(of_fault, folder, conf_of_fault)
         finally:
             if fault == "disk full":
-                subprocess.run(["umount", str(folder / "disk")], check=True)
-        found += [{**asdict(case), **report} for case, report in zip(of_fault, reports, strict=True)]
+                # Lazily: the JVM of the last process may still be ending.
+                subprocess.run(["umount", "--lazy", str(folder / "disk")], check=True)
+        found = [{**asdict(case), **report} for case, report in zip(of_fault, reports, strict=True)]
         bad = [report for report in found if report["lost"] or report["doubled"] or report["revived"]]
-        print(f"{fault}: {len(reports)} cases, {len(bad)} wrong so far {bad}", flush=True)
-    return found
+        print(f"{fault}: {len(reports)} cases, {len(bad)} wrong {bad}", flush=True)
+        yield found
 
 
 def _mount(folder: Path) -> bool:
@@ -127,11 +127,14 @@ def main() -> None:
     arguments = parser.parse_args()
     conf = {**SESSION_CONF, **jar_conf()}
     conf["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
+    found = []
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
-        found = run_all(cases(arguments.faults, arguments.rounds, arguments.steps), conf, Path(folder))
+        for of_fault in run_all(cases(arguments.faults, arguments.rounds, arguments.steps), conf, Path(folder)):
+            found += of_fault
+            if arguments.results is not None:
+                with arguments.results.open("a") as results:
+                    results.writelines(json.dumps(report) + "\n" for report in of_fault)
     if arguments.results is not None:
-        with arguments.results.open("a") as results:
-            results.writelines(json.dumps(report) + "\n" for report in found)
         found = [json.loads(line) for line in arguments.results.read_text().splitlines()]
     if not arguments.dry:
         PAGE.write_text(with_matrix(PAGE.read_text(), found))

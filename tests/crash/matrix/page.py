@@ -47,14 +47,16 @@ def table(found: Sequence[dict[str, Any]], workload: str) -> str:
         cells = []
         for fault in faults:
             cases = [case for case in of_workload if (case["step"], case["fault"]) == (step, fault)]
-            cells.append(_cell([case for case in cases if case["faults"]]))
+            cells.append(_cell(cases))
         lines.append(_line([f"`{step}`", *cells]))
     return "\n".join(lines)
 
 
-def _cell(cases: Sequence[dict[str, Any]]) -> str:
+def _cell(of_step: Sequence[dict[str, Any]]) -> str:
+    """Return the cell of a fault at a step; an empty one if it was not run."""
+    cases = [case for case in of_step if case["faults"]]
     if not cases:
-        return "-"
+        return "-" if of_step else ""
     num_of = Counter(case["strategy"] for case in cases)
     wrong = [f"{sum(case[name] for case in cases)} {name}" for name in DAMAGES if any(case[name] for case in cases)]
     return " ".join(

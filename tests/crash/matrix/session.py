@@ -157,6 +157,8 @@ class Runner:
         sink(case.batch(self.spark, case.faulted), case.faulted)
         for batch_id in range(case.faulted + 1, NUM_BATCHES):
             self._merge(case, target, sink, batch_id)
+        if isinstance(workload, Resting):
+            workload.start_again(self.spark, target)
         found = self._damage(case, target)
         ids = [batch_id for app_id, batch_id in recorded_batches(str(path)) if app_id == APP_ID]
         found += Damage(doubled=len(ids) - len({*ids}), lost=NUM_BATCHES - len({*ids}))
@@ -179,12 +181,13 @@ class Runner:
         if isinstance(workload, Resting):
             workload.prepare(self.spark, target, batch_id, refused=case.refused)
 
-    @staticmethod
-    def _landed(path: Path, case: Case) -> bool:
+    def _landed(self, path: Path, case: Case) -> bool:
         """Return whether the batch of the fault is in the table, or parked for it."""
-        tables = [table for table in (str(path), f"{path}_parked") if Path(table, "_delta_log").exists()]
-        found = [(app_id.partition("/")[0], batch) for table in tables for app_id, batch in recorded_batches(table)]
-        return (APP_ID, case.faulted) in found
+        there = (path / "_delta_log").exists() and recorded_batches(str(path))
+        if there and (APP_ID, case.faulted) in there:
+            return True
+        workload = WORKLOADS[case.workload]
+        return isinstance(workload, Resting) and case.faulted in workload.parked(self.spark, str(path))
 
     def _damage(self, case: Case, target: str) -> Damage:
         workload = WORKLOADS[case.workload]

@@ -180,6 +180,16 @@ class Resting(Counting):
         owner = Owner("other", "elsewhere")
         ParkingTable(spark, f"{target}_parked").append(owner, batch, rows, "refused", self._sink(target).config)
 
+    def start_again(self, spark: SparkSession, target: str) -> None:
+        """Start the router again without changes: it deletes what is parked still although the table has it."""
+        self.sink(target)(frame(spark, self, 0).limit(0), NUM_BATCHES)
+
+    @staticmethod
+    def parked(spark: SparkSession, target: str) -> set[int]:
+        """Return the batches that are parked for the table."""
+        found = ParkingTable(spark, f"{target}_parked").read()
+        return {batch.batch_id for parked in found if parked.owner.app_id == APP_ID for batch in parked.batches}
+
     @staticmethod
     def damage(spark: SparkSession, target: str, *, num_others: int) -> Damage:
         """Return what is parked still although the table has it, and what another query has parked and lost."""
