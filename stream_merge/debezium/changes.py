@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.bridge.call_sites import without_call_sites
-from stream_merge.debezium.cloud_events import from_cloud_events, is_left_event
+from stream_merge.debezium.cloud_events import SPEC, from_cloud_events, is_left_event
 from stream_merge.debezium.decode_errors import DECODE_ERROR_COL, has_decode_errors
 from stream_merge.debezium.envelope import (
     CORRUPT,
@@ -348,7 +348,7 @@ def _is_envelope_after_all(settings: Settings) -> str:
 
 def _is_event_after_all(settings: Settings) -> str:
     """Return SQL for whether a message is an unreadable CloudEvent though it is said to be flattened."""
-    if settings.layout != "flattened" or "specversion" in settings.sent_names:
+    if settings.layout != "flattened" or SPEC in settings.sent_names:
         return "false"
     return is_left_event("CAST(value AS STRING)")
 

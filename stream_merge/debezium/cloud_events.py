@@ -24,7 +24,10 @@ PREFIX = "iodebezium"
 OP = f"{PREFIX}op"
 TOTAL_ORDER = f"{PREFIX}txtotalorder"
 
-_SPEC = "specversion"
+SPEC = "specversion"
+AVRO_DATA = "application/avro"
+"""The type of `data` that is in Avro."""
+
 _CORRUPT = "_corrupt"
 _STRUCT = '{"type":"struct","fields":['
 # What tells the schema part of an envelope from that of a row; nobody reads more of these two fields.
@@ -49,7 +52,7 @@ def from_cloud_events(records: DataFrame) -> DataFrame:
 
 def has_avro_data(value: str) -> str:
     """Return SQL for whether a value is a CloudEvent in JSON whose data is in Avro."""
-    names = f"""contains({value}, '"datacontenttype":"application/avro"')"""
+    names = f"""contains({value}, '"datacontenttype":"{AVRO_DATA}"')"""
     return f"coalesce({_may_be_event(value)} AND {names} AND get_json_object({value}, '$.{OP}') IS NOT NULL, false)"
 
 
@@ -68,19 +71,19 @@ def is_event_schema(schema: Mapping[str, Any]) -> bool:
     """Return whether a schema part is that of a CloudEvent whose data is in Avro, like the event itself."""
     types = {member["field"]: member["type"] for member in schema.get("fields", ())}
     is_named = OP in types or str(schema.get("name", "")).endswith(".CloudEvents.Envelope")
-    return is_named and _SPEC in types and types.get("data") == "bytes"
+    return is_named and SPEC in types and types.get("data") == "bytes"
 
 
 def is_left_event(value: str) -> str:
     """Return SQL for whether a value is a CloudEvent that `from_cloud_events` could not turn into an envelope."""
-    names = " AND ".join(f"get_json_object({value}, '$.{name}') IS NOT NULL" for name in (_SPEC, "type", "source"))
+    names = " AND ".join(f"get_json_object({value}, '$.{name}') IS NOT NULL" for name in (SPEC, "type", "source"))
     is_whole = f"json_object_keys({value}) IS NOT NULL"
-    return f"coalesce({_may_be_event(value)} AND contains({value}, '\"{_SPEC}\"') AND {names} AND {is_whole}, false)"
+    return f"coalesce({_may_be_event(value)} AND contains({value}, '\"{SPEC}\"') AND {names} AND {is_whole}, false)"
 
 
 def left_event_fault(value: str) -> str:
     """Return SQL for why it could not."""
-    is_avro = f"get_json_object({value}, '$.datacontenttype') = 'application/avro'"
+    is_avro = f"get_json_object({value}, '$.datacontenttype') = '{AVRO_DATA}'"
     has_op = f"get_json_object({value}, '$.{OP}') IS NOT NULL"
     return (
         f"CASE WHEN NOT ({has_op}) THEN {text(_NO_OP)} WHEN {is_avro} THEN {text(_IN_AVRO)} ELSE {text(_NO_IMAGES)} END"
@@ -117,7 +120,7 @@ def _may_be_event(value: str) -> str:
 
 def _envelope_sql(value: str) -> str:
     """Return SQL for the JSON of the envelope; NULL for what is no event, is damaged, or lacks a part."""
-    attributes = [_SPEC, OP, TOTAL_ORDER, *map(attribute, POSITION_FIELDS)]
+    attributes = [SPEC, OP, TOTAL_ORDER, *map(attribute, POSITION_FIELDS)]
     schema = ", ".join([*(f"{name} STRING" for name in attributes), "data MAP<STRING, STRING>", f"{_CORRUPT} STRING"])
     event = f"from_json({value}, '{schema}', map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{_CORRUPT}'))"
     # Spark reads the first JSON value and ignores the rest, and replaces what is not UTF-8.
@@ -130,7 +133,7 @@ def _envelope_sql(value: str) -> str:
         images += f"ELSE {event}.data END"
         begin = f"CASE WHEN {is_described} THEN {_schema_sql(schema)} ELSE '' END"
         end = f"CASE WHEN {is_described} THEN '}}' ELSE '' END"
-        known = f"{event}.{_CORRUPT} IS NULL AND {event}.{_SPEC} IS NOT NULL AND {event}.{OP} IS NOT NULL"
+        known = f"{event}.{_CORRUPT} IS NULL AND {event}.{SPEC} IS NOT NULL AND {event}.{OP} IS NOT NULL"
 
         def of_images(images: str) -> str:
             both = " AND ".join(f"map_contains_key({images}, '{name}')" for name in ("before", "after"))

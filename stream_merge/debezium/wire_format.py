@@ -55,8 +55,8 @@ def from_registry(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
     if records.isStreaming:
         raise ConfigError(["the schemas of a stream are not known before it runs; call from_registry in foreachBatch"])
     limit_avro(records.sparkSession)
-    has_headers = "headers" in records.columns
     start = registry.id_size + 1
+    has_headers = "headers" in records.columns
     names = [name for name in records.columns if name != DECODE_ERROR_COL]
     records = records.withColumns({part: F.expr(_sent_sql(part, start, has_headers=has_headers)) for part in _PARTS})
     is_avro = {f"{part}_is_avro": F.expr(_is_avro_sql(part, has_headers=has_headers)) for part in _PARTS}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -39,6 +41,15 @@ class Comparison:
 def compare(expected: Counter[str], found: Counter[str]) -> Comparison:
     """Return how rows differ from those that are expected."""
     return Comparison(expected.total(), _shown(expected - found), _shown(found - expected))
+
+
+def assert_equal_tables(spark: SparkSession, database: Database, folder: Path, tables: Iterable[str]) -> None:
+    """Fail unless each table of the database has rows, and the Delta table of its name in the folder the same."""
+    for table in tables:
+        found = delta_rows(spark, str(folder / table), column_types(database, table))
+        comparison = compare(database_rows(database, table), found)
+        assert comparison.is_equal, f"{table} differs from the database: {comparison}"
+        assert comparison.num_rows > 0, table
 
 
 def _shown(rows: Counter[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.end_to_end.comparison import column_types, compare, database_rows, delta_rows
+from tests.end_to_end.comparison import assert_equal_tables
 from tests.end_to_end.pipeline_process import PipelineProcess, write_pipeline
 from tests.end_to_end.shop import ACTIONS, TABLES, Load, create_shop
 from tests.services.connect import Connect, LocalConnect
@@ -93,8 +93,4 @@ def test_tables_equal_the_database(
         pipeline = PipelineProcess(file, tables)
         assert pipeline.run_once() == 0, pipeline.last_lines()
         kafka.delete_topics(*[name for name in kafka.topics() if prefix in name])
-        for table in TABLES:
-            found = delta_rows(spark, str(tables / table), column_types(database, table))
-            comparison = compare(database_rows(database, table), found)
-            assert comparison.is_equal, f"{table} differs from the database: {comparison}"
-            assert comparison.num_rows > 0, table
+        assert_equal_tables(spark, database, tables, TABLES)

@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from stream_merge.debezium.cloud_events import OP, TOTAL_ORDER, attribute
+from stream_merge.debezium.cloud_events import AVRO_DATA, OP, SPEC, TOTAL_ORDER, attribute
 from stream_merge.debezium.envelope import DELETED, POSITION_FIELDS
 
 META_PREFIX = "__"
@@ -101,7 +101,7 @@ def message_of(record: SampledRecord) -> Message:
     found = parsed(record.value)
     if not isinstance(found, dict):
         return Message(shape=Shape.UNREADABLE)
-    if isinstance(found.get(OP), str) and "specversion" in found:
+    if isinstance(found.get(OP), str) and SPEC in found:
         return _message_of_event(found)
     schema, body = None, found
     if is_wrapped(found):
@@ -114,7 +114,7 @@ def message_of(record: SampledRecord) -> Message:
 def _message_of_event(event: Mapping[str, Any]) -> Message:
     """Return what a CloudEvent is, as `debezium.cloud_events` does."""
     data, schema = event.get("data"), None
-    if isinstance(data, str) and event.get("datacontenttype") == "application/avro":
+    if isinstance(data, str) and event.get("datacontenttype") == AVRO_DATA:
         return Message(shape=Shape.AVRO)
     if isinstance(data, dict) and is_wrapped(data):
         more = [{"field": "source", "type": "struct", "fields": []}, {"field": "op", "type": "string"}]
@@ -150,7 +150,7 @@ def _begins_like_avro(record: SampledRecord) -> bool:
 def _shape_of(body: Mapping[str, Any], record: SampledRecord, *, has_schema: bool) -> Shape:
     if body.get("op") is not None and body.get("source") is not None:
         return Shape.ENVELOPE
-    if "specversion" in body and "data" in body and "type" in body:
+    if SPEC in body and "data" in body and "type" in body:
         return Shape.CLOUD_EVENT
     marks = {DELETED, f"{META_PREFIX}op"}
     if not marks.isdisjoint(body) or not marks.isdisjoint(record.header_names):

@@ -87,7 +87,6 @@ class Decoder:
                 return records
 
     def _changes(self, records: DataFrame) -> DataFrame | None:
-        records = from_cloud_events(records)
         columns = self._columns_of(records)
         if columns is None:
             return None
@@ -193,11 +192,15 @@ class Decoder:
         value = "CAST(value AS STRING)"
         is_envelope = " AND ".join(f"get_json_object({value}, '$.{name}') IS NOT NULL" for name in ("op", "source"))
         marks = f"""contains({value}, '"__deleted"') OR ({is_envelope})"""
-        found = records.selectExpr(
-            f"count_if({IS_TOMBSTONE}) AS num_tombstones",
-            f"count_if(NOT {IS_TOMBSTONE}) AS num_values",
-            f"coalesce(bool_or({marks}), false) AS marks_deletes",
-        ).head()
+        found = (
+            from_cloud_events(records)
+            .selectExpr(
+                f"count_if({IS_TOMBSTONE}) AS num_tombstones",
+                f"count_if(NOT {IS_TOMBSTONE}) AS num_values",
+                f"coalesce(bool_or({marks}), false) AS marks_deletes",
+            )
+            .head()
+        )
         assert found is not None
         if found["num_tombstones"] and found["num_values"] and not found["marks_deletes"]:
             logger.warning(
@@ -311,6 +314,6 @@ def _has_schema_part(records: DataFrame) -> bool | None:
     """Return whether the messages describe their columns; None if no record has a value."""
     value = col("value").cast("string")
     # More than one, since the first may be malformed.
-    some = decodable(records).where(value.isNotNull()).limit(_EXAMINED_RECORDS)
+    some = decodable(from_cloud_events(records)).where(value.isNotNull()).limit(_EXAMINED_RECORDS)
     found = some.agg(F.bool_or(F.get_json_object(value, "$.schema.type").isNotNull())).head()
     return None if found is None or found[0] is None else bool(found[0])
