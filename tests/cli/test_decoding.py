@@ -125,6 +125,16 @@ def test_columns_of_cloud_events_that_cannot_be_read_are_not_asked_for(spark, tm
         assert remedy in str(caught.value)
 
 
+def test_deletes_of_cloud_events_are_not_taken_for_lost(spark, create_table, caplog):
+    """Their columns are those of the table, and a record without a value follows each delete."""
+    settings = TableSettings(target=create_table("id INT, name STRING"), keys=["id"])
+    decoder = Decoder(DecodeSettings(format="debezium"), settings, settings.target, "t")
+    deleted = record({"id": 1}, cloud_events.event_of(envelope("d", None, {"id": 1, "name": "a"})))
+    (row,) = decoder(frame_of(spark, deleted, record({"id": 1}, None))).collect()
+    assert (row["id"], row["_change"]["op"]) == (1, "d")
+    assert "have no value and were dropped" not in caplog.text
+
+
 def test_columns_that_nobody_tells_are_asked_for_and_then_those_of_the_target(
     spark, run_pipeline, land_capture, tmp_path
 ):
