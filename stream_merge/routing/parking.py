@@ -158,6 +158,9 @@ class Parking:
                 raise
             waits = at_rest.failed(error)
             logger.exception("%s cannot be merged yet; next attempt in %.0f s", at_rest, waits)
+        else:
+            if merged:
+                at_rest.recovered()
         self.at_rest.merged(at_rest, [*merged])
         return merged
 

@@ -21,6 +21,7 @@ FIRST_DELAY = 60.0
 """Seconds until a table at rest is tried again; doubled after each further failure."""
 LONGEST_DELAY = 1800.0
 SECONDS_BETWEEN_WARNINGS = 60.0
+CATCHING_UP = "nothing is wrong any more: it is merged again and catches up with what is parked"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class TableAtRest:
     Attributes:
         owner: The table.
         since: When its first record was parked.
-        error: What it failed with.
+        error: What it failed with, or `CATCHING_UP`.
         batches: What is parked for it, by micro-batch, the oldest first.
         delay: How long to wait after the next failure, in seconds.
         due: When it is tried again, on the monotonic clock; at the start of a run at once.
@@ -59,6 +60,11 @@ class TableAtRest:
         self.due, waits = time.monotonic() + self.delay, self.delay
         self.delay = min(LONGEST_DELAY, 2 * self.delay)
         return waits
+
+    def recovered(self) -> None:
+        """Take note that the table can be merged again, though something may still be parked for it."""
+        self.error = CATCHING_UP
+        self.due, self.delay = 0.0, FIRST_DELAY
 
     def shown(self) -> ParkedTable:
         """Return a copy for users."""
