@@ -159,7 +159,8 @@ class ParkedTable:
         since: When the first of them was parked, in UTC.
         num_batches: The micro-batches they come from.
         num_rows: Their number.
-        error: Why the table cannot be merged, or that it can be, and is catching up.
+        error: Why the table cannot be merged. While it catches up, the router that merges it says so instead; what is
+            read from the parking table is the last failure.
         next_attempt: When it is tried again, in UTC; None if with the next micro-batch, or if it is read from the
             parking table, which does not tell.
     """

@@ -21,7 +21,7 @@ FIRST_DELAY = 60.0
 """Seconds until a table at rest is tried again; doubled after each further failure."""
 LONGEST_DELAY = 1800.0
 SECONDS_BETWEEN_WARNINGS = 60.0
-CATCHING_UP = "nothing is wrong any more: it is merged again and catches up with what is parked"
+CATCHING_UP = "it can be merged again, and is catching up with what is parked"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,10 +31,11 @@ class TableAtRest:
     Attributes:
         owner: The table.
         since: When its first record was parked.
-        error: What it failed with, or `CATCHING_UP`.
+        error: What it failed with.
         batches: What is parked for it, by micro-batch, the oldest first.
         delay: How long to wait after the next failure, in seconds.
         due: When it is tried again, on the monotonic clock; at the start of a run at once.
+        is_catching_up: Whether it could be merged when it was last tried.
     """
 
     owner: Owner
@@ -43,6 +44,7 @@ class TableAtRest:
     batches: dict[int, ParkedBatch] = field(default_factory=dict)
     delay: float = FIRST_DELAY
     due: float = 0.0
+    is_catching_up: bool = False
 
     @property
     def is_due(self) -> bool:
@@ -56,15 +58,17 @@ class TableAtRest:
 
     def failed(self, error: Exception) -> float:
         """Take note of a failure; return in how many seconds the table is tried again."""
-        self.error = describe(error)
+        self.error, self.is_catching_up = describe(error), False
         self.due, waits = time.monotonic() + self.delay, self.delay
         self.delay = min(LONGEST_DELAY, 2 * self.delay)
         return waits
 
     def recovered(self) -> None:
-        """Take note that the table can be merged again, though something may still be parked for it."""
-        self.error = CATCHING_UP
-        self.due, self.delay = 0.0, FIRST_DELAY
+        """Take note that the table can be merged again, though something may still be parked for it.
+
+        The parking table keeps the error: nobody would correct it there if the table failed once more.
+        """
+        self.is_catching_up, self.delay = True, FIRST_DELAY
 
     def shown(self) -> ParkedTable:
         """Return a copy for users."""
@@ -76,7 +80,7 @@ class TableAtRest:
             since=self.since,
             num_batches=len(batches),
             num_rows=sum(batch.num_rows for batch in batches),
-            error=self.error,
+            error=CATCHING_UP if self.is_catching_up else self.error,
             next_attempt=datetime.now(timezone.utc) + timedelta(seconds=left) if left > 0 else None,
         )
 

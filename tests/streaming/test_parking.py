@@ -532,6 +532,8 @@ def test_catching_up_takes_only_some_time_of_each_micro_batch(shop: Shop, batch_
     router(batch_of(("items", 3, 5)), 3)
     assert [batch_id for _, batch_id, _, _ in shop.parked()] == [2, 3]
     assert [table.error for table in router.parked] == [tables_at_rest.CATCHING_UP]
+    errors = [error for (error,) in rows(shop.spark, shop.parking, "error")]
+    assert all(error.startswith("ConstraintViolationError") for error in errors), errors
     router(batch_of(("orders", 1, 1)), 4)
     assert shop.contents() == {"orders": [(1, 1)], "items": [(number, 5) for number in range(4)], "carts": []}
     assert shop.parked() == []
