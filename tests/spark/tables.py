@@ -67,3 +67,12 @@ def recorded_state(path: str) -> TombstoneManifest:
             if metadata["domain"] == DOMAIN:
                 return TombstoneManifest.from_json(metadata["configuration"])
     raise AssertionError(f"{path} remembers nothing")
+
+
+def place_of(sequence: Any) -> tuple[Any, ...]:
+    """Return a sort key for a sequence that came from Spark: struct by field, NULL first."""
+    if sequence is None:
+        return (0,)
+    if isinstance(sequence, dict):
+        return (1, *[place_of(part) for part in sequence.values()])
+    return (1, sequence)

@@ -13,7 +13,7 @@ from stream_merge.merge import merge_on_read
 from stream_merge.merge.locate import index_lookup, index_sequence
 from tests.spark.delta_log import actions_of, latest_version, row_metrics
 from tests.spark.delta_merge import copy_table, merge_with_delta
-from tests.spark.tables import files_below
+from tests.spark.tables import files_below, place_of
 
 KEYS = {"string": str, "bigint": int, "date": lambda key: f"{1970 + key // 300}-01-{key % 28 + 1:02d}"}
 
@@ -317,14 +317,13 @@ def test_the_driver_orders_sequences_as_spark_does(spark, kind):
     in_order = [row["n"] for row in sent.orderBy("s").select("n").collect()]
     assert in_order == sorted(in_order, reverse=True)
     values = sent.select("n", "sent").toArrow().to_pylist()
-    assert [row["n"] for row in sorted(values, key=lambda row: index_sequence.place_of(row["sent"]))] == in_order
+    assert [row["n"] for row in sorted(values, key=lambda row: place_of(row["sent"]))] == in_order
     assert index_sequence.is_comparable_type(data_type)
-    # The same for many at a time: those of whole numbers are compared as numbers.
+    # The same for many at a time.
     column = rows.select(F.struct(index_sequence.sent(rows["s"], data_type).alias("s0")).alias("s")).toArrow()["s"]
     sequences = column.to_pylist()
     for newest in [None, *sequences]:
-        place = index_sequence.place_of(newest)
-        expected = [index_sequence.place_of(sequence) < place for sequence in sequences]
+        expected = [place_of(sequence) < place_of(newest) for sequence in sequences]
         assert index_sequence.are_older(column, newest).tolist() == expected
     assert index_sequence.newest_of(column) == sequences[0]
     assert index_sequence.newest_of(column.slice(0, 0)) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,55 +32,64 @@ def is_comparable(job: MergeJob) -> bool:
 
 
 def sequence_of(resolved: ResolvedMerge, order_by: Sequence[str], frame: DataFrame) -> Column:
-    """Return the sequence of a row of batch or target, in the form that `place_of` takes on the driver."""
+    """Return the sequence of a row of batch or target, in the form that the driver compares."""
     types = {field.name.lower(): field.dataType for field in resolved.types}
     return sequence_struct(sent(frame[quote(name)], types[name.lower()]) for name in order_by)
 
 
 def are_older(sequences: Any, newest: Any) -> NDArray[np.bool_]:
-    """Return for each of some sequences whether it comes before another one.
+    """Return for each of some sequences whether it comes before another one; NULL comes before all values.
 
     Args:
         sequences: An Arrow column, as `sequence_of` makes it.
-        newest: The other sequence; None comes before all.
+        newest: The other sequence, as Python has it; None comes before all.
     """
-    if newest is None:
-        return np.zeros(len(sequences), dtype=np.bool_)
-    number = _only_number(sequences)
-    if number is None:
-        place = place_of(newest)
-        return np.array([place_of(sequence) < place for sequence in sequences.to_pylist()], dtype=np.bool_)
-    (limit,) = newest.values()
-    if limit is None:
-        return np.zeros(len(sequences), dtype=np.bool_)
-    return np.array(pc.less(number, pa.scalar(limit, number.type)).fill_null(True), dtype=np.bool_)
+    are_older, are_same = np.zeros(len(sequences), np.bool_), np.ones(len(sequences), np.bool_)
+    for part, value in zip(_parts(sequences), _values(newest, sequences.type), strict=True):
+        if value is None:
+            # Whether there is a value was a part of its own, so those that still are the same have none either.
+            continue
+        limit = pa.scalar(value, part.type)
+        are_older |= are_same & _as_bools(pc.less(part, limit))
+        are_same &= _as_bools(pc.equal(part, limit))
+    return are_older
 
 
 def newest_of(sequences: Any) -> Any:
     """Return the newest of some sequences in an Arrow column, as Python has it; None if there are none."""
     if not len(sequences):
         return None
-    number = _only_number(sequences)
-    if number is None:
-        return max(sequences.to_pylist(), key=place_of)
-    return {sequences.type.field(0).name: pc.max(number).as_py()}
+    are_newest = np.ones(len(sequences), np.bool_)
+    for part in _parts(sequences):
+        highest = pc.max(part.filter(pa.array(are_newest)))
+        if highest.is_valid:
+            are_newest &= _as_bools(pc.equal(part, highest))
+    return sequences[int(are_newest.argmax())].as_py()
 
 
-def _only_number(sequences: Any) -> Any:
-    """Return the values of sequences that consist of one whole number, or None: they need not become Python objects."""
-    kind = sequences.type
-    if kind.num_fields != 1 or not pa.types.is_integer(kind.field(0).type) or sequences.null_count:
-        return None
-    return pc.struct_field(sequences, [0])
+def _parts(sequences: Any) -> Iterator[Any]:
+    """Yield the columns that order sequences, the most significant first: whether there is a value, then the value."""
+    yield pc.is_valid(sequences)
+    if not pa.types.is_struct(sequences.type):
+        yield sequences
+        return
+    for field in sequences.flatten():
+        yield from _parts(field)
 
 
-def place_of(sequence: Any) -> tuple[Any, ...]:
-    """Return a sort key for a sequence that came from Spark; NULL sorts first."""
-    if sequence is None:
-        return (0,)
-    if isinstance(sequence, dict):
-        return (1, *[place_of(part) for part in sequence.values()])
-    return (1, sequence)
+def _values(sequence: Any, kind: Any) -> Iterator[Any]:
+    """Yield what `_parts` yields, of one sequence."""
+    yield sequence is not None
+    if not pa.types.is_struct(kind):
+        yield sequence
+        return
+    values = [None] * kind.num_fields if sequence is None else sequence.values()
+    for value, field in zip(values, kind, strict=True):
+        yield from _values(value, field.type)
+
+
+def _as_bools(answers: Any) -> NDArray[np.bool_]:
+    return np.array(answers.fill_null(False), dtype=np.bool_)
 
 
 def is_comparable_type(kind: T.DataType) -> bool:
