@@ -9,6 +9,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, DataType, NullType, StringType, StructType
 
 from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, with_schema_changes
+from stream_merge.bridge.expressions import are_stable
+from stream_merge.bridge.kept_plans import KeptPlan, kept_plan
+from stream_merge.bridge.sessions import settings_fingerprint
+from stream_merge.bridge.statement import Once
 from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.keyless.bind import with_row_ids
@@ -83,6 +87,61 @@ def bind(
         if config.columns:
             config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
     return Bound(config=config, frame=batch, partial=partial, changes=changes)
+
+
+def bind_again(
+    config: SinkConfig,
+    batch: DataFrame,
+    schema: StructType,
+    changes: SchemaChanges = NOTHING,
+    *,
+    once: Once,
+    is_typed: bool = True,
+) -> Bound:
+    """Bind as `bind` does, by what is kept for batches with the same columns.
+
+    Args:
+        config: As for `bind`, and so are the next three.
+        batch: As well.
+        schema: As well.
+        changes: As well.
+        once: Keeps it for other batches of this sink, and versions of the table with the same columns.
+        is_typed: As for `bind`.
+    """
+    if not changes.is_nothing or config.before is not None:
+        return bind(config, batch, schema, changes, is_typed=is_typed)
+
+    def make() -> tuple[Bound, KeptPlan | None] | None:
+        made: list[tuple[Bound, bool]] = []
+
+        def build(rows: DataFrame) -> DataFrame:
+            bound = bind(config, rows, schema, is_typed=is_typed)
+            made.append((bound, bound.frame is rows))
+            return bound.frame
+
+        plan = kept_plan(batch, build)
+        ((bound, is_as_it_came),) = made
+        return (bound, None if is_as_it_came else plan) if _is_stable(config, batch) else None
+
+    # In which zone a text is a moment, and whether a cast fails, is decided by the settings. Those before are no more.
+    held: dict[int, tuple[Bound, KeptPlan | None] | None] = once(f"bound {is_typed} {batch.schema.json()}", dict)
+    settings = settings_fingerprint(batch.sparkSession)
+    if settings not in held:
+        held.clear()
+        held[settings] = make()
+    kept = held[settings]
+    if kept is None:
+        return bind(config, batch, schema, is_typed=is_typed)
+    bound, plan = kept
+    return replace(bound, frame=batch if plan is None else plan.on(batch))
+
+
+def _is_stable(config: SinkConfig, batch: DataFrame) -> bool:
+    """Return whether the sequence is provably analysed alike at any time."""
+    names = {name.lower() for name in batch.columns}
+    parts = [part for part in config.sequence_parts if not isinstance(part, str) or part.lower() not in names]
+    texts = [part for part in parts if isinstance(part, str)]
+    return len(texts) == len(parts) and are_stable(batch.sparkSession, texts, (config.source_alias, batch.columns))
 
 
 def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:

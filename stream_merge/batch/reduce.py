@@ -20,8 +20,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.batch.accept import Accepted
-from stream_merge.batch.bind import Bound, bind
+from stream_merge.batch.bind import Bound, bind_again
 from stream_merge.batch.micro_batch import MicroBatch
+from stream_merge.bridge.kept_plans import kept_plan
 from stream_merge.bridge.materialized import materialized_while
 from stream_merge.bridge.source_size import is_known_to_be_small
 from stream_merge.bridge.statement import ResolvedMerge
@@ -97,10 +98,11 @@ def changes_of(
     """
     schema = transaction.struct_type
     rows, truncates = bound.frame, accepted.truncates
+    once = batch.caches.expressions(batch.frame, transaction)
     if accepted.rows is not batch.frame:
-        rows = bind(batch.config, accepted.rows, schema, bound.changes).frame
+        rows = bind_again(batch.config, accepted.rows, schema, bound.changes, once=once).frame
     if truncates is not None:
-        truncates = bind(batch.config, truncates, schema, bound.changes).frame
+        truncates = bind_again(batch.config, truncates, schema, bound.changes, once=once).frame
     changes = Changes(
         bound=bound,
         rows=rows,
@@ -114,7 +116,6 @@ def changes_of(
     with ExitStack() as stack:
         # Without tombstones nothing can wait for its row.
         if accepted.has_moves and bound.partial is not None and store is not None:
-            once = batch.caches.expressions(batch.frame, transaction)
             described = with_moves(described_changes(rows, bound.config, bound.partial, once), bound.config, once)
             moves = find_moves(
                 described,
@@ -275,9 +276,13 @@ def _multiset(reduction: Reduction, stack: ExitStack) -> DataFrame:
 
 
 def _newest_of(reduction: Reduction, rows: DataFrame) -> DataFrame:
-    config, num_rows = reduction.changes.bound.config, reduction.changes.num_rows
-    written = reduction.written(rows.columns)
-    return newest_changes(in_one_task(rows, num_rows), config, written, reduction.resolved.once)
+    config, resolved = reduction.changes.bound.config, reduction.resolved
+
+    def newest(changes: DataFrame) -> DataFrame:
+        return newest_changes(changes, config, reduction.written(changes.columns), resolved.once)
+
+    plan = resolved.once(f"plan of newest of {rows.schema.json()}", lambda: kept_plan(rows, newest))
+    return plan.on(in_one_task(rows, reduction.changes.num_rows))
 
 
 def _folded(reduction: Reduction, described: DataFrame) -> DataFrame:

@@ -271,6 +271,19 @@ def is_stable(
     )
 
 
+def are_stable(spark: SparkSession, texts: Sequence[str], source: Relation) -> bool:
+    """Whether the analysis of expressions over a source's columns provably gives the same at any time: see `is_stable`.
+
+    Args:
+        spark: The session that analyses.
+        texts: The expressions.
+        source: The source's alias and columns.
+    """
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    proof = _Proof.of([source], is_exact=str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true")
+    return all(proof.covers(parser.parseExpression(text), text) for text in texts)
+
+
 Relation: TypeAlias = tuple[str, Sequence[str]]
 """The alias of a side of the MERGE, and its columns."""
 

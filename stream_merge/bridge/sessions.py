@@ -90,31 +90,26 @@ def settings_fingerprint(spark: SparkSession) -> int:
     return int(settings.removed("spark.databricks.delta.lastCommitVersionInSession").hashCode())
 
 
-def execution_session(spark: SparkSession) -> SparkSession:
-    """Return a session for the merge's own jobs: the given one, or a clone of it with adaptive execution.
-
-    Spark switches adaptive execution off in a streaming query's session (in all of them in 4.0 and 4.1, in stateful
-    ones later), where every shuffle of the merge would run the default 200 tasks. The clone has the same settings,
-    functions and views.
-    """
-    if spark.conf.get(ADAPTIVE) == "true":
-        return spark
-    return _clone(spark, _ADAPTIVE_CACHE)
-
-
 @dataclass(slots=True)
 class ExecutionSessions:
-    """Keeps the session to execute in from batch to batch; a new clone would have to analyse everything again."""
+    """Keeps the session of a merge's own jobs from batch to batch; a new clone would have to analyse everything again.
 
-    _made: dict[str, SparkSession] = field(default_factory=dict)
+    It is the given session, or a clone of it with adaptive execution: Spark switches that off in a streaming query's
+    session (in all of them in 4.0 and 4.1, in stateful ones later), where every shuffle of the merge would run the
+    default 200 tasks. The clone has the same settings, functions and views.
+    """
+
+    _made: dict[str, tuple[int, SparkSession]] = field(default_factory=dict)
 
     def session_for(self, spark: SparkSession) -> SparkSession:
-        """Return the session in which to execute frames of this session."""
-        key = session_id(spark)
-        if key not in self._made:
+        """Return the session in which to execute frames of this session, with the settings that it has now."""
+        if spark.conf.get(ADAPTIVE) == "true":
+            return spark
+        key, fingerprint = session_id(spark), settings_fingerprint(spark)
+        if key not in self._made or self._made[key][0] != fingerprint:
             self._made.clear()
-            self._made[key] = execution_session(spark)
-        return self._made[key]
+            self._made[key] = (fingerprint, _clone(spark, _ADAPTIVE_CACHE))
+        return self._made[key][1]
 
 
 @contextmanager

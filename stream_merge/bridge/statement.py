@@ -25,6 +25,7 @@ from stream_merge.bridge.jvm import (
     seq,
     translate,
 )
+from stream_merge.bridge.kept_plans import frame_plan, with_ids_of
 from stream_merge.bridge.merge_condition import KeyPair, equated_columns, has_equality
 from stream_merge.bridge.operations import described_operation
 from stream_merge.bridge.transaction import Transaction, without_stats
@@ -247,16 +248,10 @@ class ResolvedMerge:
     def source(self, frame: DataFrame) -> DataFrame:
         """Return the batch with the attribute ids that the resolved expressions refer to.
 
-        A union takes its columns from its first child, here the analysed empty frame; the optimizer then drops that
-        child. This takes one call; a projection would need several for each column.
-
         Args:
             frame: The batch: the analysed columns, then the sink's own.
         """
-        union = java_class(self._jvm, "org.apache.spark.sql.catalyst.plans.logical.Union")(
-            seq(self._jvm, [frame_plan(self._template), frame_plan(frame)]), False, False
-        )
-        return self._frame(union)
+        return self._frame(with_ids_of(self._jvm, frame_plan(self._template), frame_plan(frame)))
 
     def target(self, transaction: Transaction, files: Sequence[dict[str, Any]], *, with_rows: bool) -> DataFrame:
         """Return the rows of some files, with `FILE` and `ROW` after the table's columns.
@@ -343,11 +338,6 @@ class ResolvedMerge:
         """Let frames that the user has cached over the target see the commit, as Delta's MERGE does."""
         session = self._spark._jsparkSession
         session.sharedState().cacheManager().recacheByPlan(session, self._command.target())
-
-
-def frame_plan(frame: DataFrame) -> Any:
-    """Return the analysed plan of a frame."""
-    return frame._jdf.queryExecution().analyzed()
 
 
 def analyse(

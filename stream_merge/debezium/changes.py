@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.bridge.call_sites import without_call_sites
+from stream_merge.bridge.kept_plans import KeptPlans
 from stream_merge.debezium.cloud_events import SPEC, from_cloud_events, is_left_event
 from stream_merge.debezium.decode_errors import DECODE_ERROR_COL, has_decode_errors
 from stream_merge.debezium.envelope import (
@@ -40,6 +41,9 @@ logger: logging.Logger = logging.getLogger("stream_merge")
 
 OLD_KEY_HEADER = "__debezium.oldkey"
 NEW_KEY_HEADER = "__debezium.newkey"
+
+_plans = KeptPlans(max_columns=1000)
+"""How the records of each table are decoded: a pipeline decodes those of all its tables in every micro-batch."""
 
 
 @without_call_sites()
@@ -148,6 +152,10 @@ def changes(
         handling=Handling(decimals=decimals, binary=binary, timestamp_unit=timestamp_unit),
     )
     _check_options(settings)
+    return _plans.apply(repr((settings, spellings)), records, lambda rows: _decode(rows, settings, spellings))
+
+
+def _decode(records: DataFrame, settings: Settings, spellings: Sequence[Spelling]) -> DataFrame:
     records = from_cloud_events(_with_changes(records, settings))
     return _decode_each(records, settings, spellings) if spellings else _decode_records(records, settings)
 

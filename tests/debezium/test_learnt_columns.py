@@ -99,6 +99,21 @@ def test_records_of_a_schema_that_was_not_learnt_are_errors_and_no_other_numbers
     assert [row["_change"]["error"] for row in rows] == [None, None]
 
 
+def test_each_of_several_batches_is_decoded_by_the_schemas_of_its_records(spark):
+    old, new = [ID, decimal("price", 8, 2)], [ID, decimal("price", 8, 3), field("note", "string", default="none")]
+    learnt = None
+    for number in range(1, 5):
+        batch = frame_of(
+            spark,
+            wrapped(old, "c", {"price": base64_of(100 * number)}, 1, key={"id": 1}),
+            wrapped(new, "c", {"price": base64_of(1000 * number), "note": f"n{number}"}, 2, key={"id": 2}),
+        )
+        learnt = debezium.learn_columns(batch, learnt)
+        rows = debezium.changes(batch, learnt).select("id", "price", "note", "_change.error").collect()
+        price = Decimal(number).quantize(Decimal("0.001"))
+        assert sorted(map(tuple, rows)) == [(1, price, "none", None), (2, price, f"n{number}", None)]
+
+
 def test_a_batch_of_late_records_has_the_columns_that_newer_ones_told(spark):
     """Partitions are read at their own speeds: the records of before come after those of after."""
     old = [ID, field("gone", "string")]

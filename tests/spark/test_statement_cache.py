@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 
 import pytest
 
 from stream_merge import merge_sink
 from stream_merge.bridge.expressions import is_stable
+from stream_merge.column_names import SEQUENCE
 from stream_merge.errors import ClauseError
 
 pytestmark = pytest.mark.any_strategy
@@ -143,3 +145,39 @@ def test_a_sql_function_is_refused_as_merge_refuses_it(spark, create_table, crea
     sink = merge_sink(path, on="target.k = source.k").when_matched_update(set={"at": "source.at"})
     sink.merge(source.selectExpr("k", "stamp() AS at"))
     assert read_rows(path)[0]["at"] is not None
+
+
+@pytest.mark.parametrize("now", ["unix_timestamp()", "TIMESTAMP'now'", "to_timestamp('now')"])
+def test_a_sequence_that_is_the_time_is_taken_anew(create_table, create_source, read_rows, deletion_vectors, now):
+    path = create_table("k INT, v INT", deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="k", sequence_by=f"CAST({now} AS DOUBLE)", delete_when="v < 0")
+    places = []
+    for number in range(4):
+        sink.merge(create_source("k INT, v INT", [(1, number)]))
+        [row] = read_rows(path)
+        places.append((row[SEQUENCE], row["v"]))
+        time.sleep(1.1)
+    assert places == sorted(places)
+    assert len({sequence for sequence, _ in places}) == 4
+
+
+def test_rows_are_taken_with_the_settings_of_their_own_batch(
+    spark, create_table, create_source, read_rows, deletion_vectors
+):
+    """A text is a moment in the session's zone, both as a sequence and as a key of the table's type."""
+    path = create_table("k TIMESTAMP, v INT", deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="k", sequence_by="CAST(s AS TIMESTAMP)", except_columns="s")
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for number, name in enumerate(("UTC", "UTC", "UTC", "Asia/Tokyo", "Asia/Tokyo", "UTC")):
+            spark.conf.set("spark.sql.session.timeZone", name)
+            text = f"2024-01-0{number + 1} 12:00:00"
+            source = create_source("k STRING, v INT, s STRING", [(text, number, text)])
+            sink.merge(source)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    found = {row["v"]: (row["k"], row[SEQUENCE]["s0"]) for row in read_rows(path)}
+    noon = [
+        dt.datetime.fromisoformat(f"2024-01-0{number + 1} {3 if number in (3, 4) else 12:02}:00") for number in range(6)
+    ]
+    assert found == {number: (moment, moment) for number, moment in enumerate(noon)}
