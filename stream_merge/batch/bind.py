@@ -13,7 +13,7 @@ from stream_merge.bridge.expressions import are_stable
 from stream_merge.bridge.kept_plans import KeptPlan, kept_plan
 from stream_merge.bridge.sessions import settings_fingerprint
 from stream_merge.bridge.statement import Once
-from stream_merge.column_names import COLUMN_SEQUENCES, SEQUENCE
+from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.keyless.bind import with_row_ids
 from stream_merge.merge.key_and_sequence import sequence_type_in
@@ -21,6 +21,7 @@ from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import in_type_of_target, stored_in, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
 from stream_merge.sql import quote
+from stream_merge.table.features import GENERATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,9 @@ def bind(
         SchemaMismatchError: The sequence has another order in the table's type.
     """
     config, batch = with_schema_changes(config, batch, changes, schema)
+    if config.alters_columns and not (config.columns or config.except_columns) and _lacks_columns(batch, schema):
+        # Delta looks for each column of the table in the source, unless the schema may evolve.
+        config = replace(config, merge_schema=True)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
         return Bound(config=config, frame=batch, is_keyless=True, changes=changes)
@@ -134,6 +138,17 @@ def bind_again(
         return bind(config, batch, schema, is_typed=is_typed)
     bound, plan = kept
     return replace(bound, frame=batch if plan is None else plan.on(batch))
+
+
+def _lacks_columns(batch: DataFrame, schema: StructType) -> bool:
+    """Return whether the table has columns that neither the batch nor the sink gives a value."""
+    given = {name.lower() for name in batch.columns}
+    return any(
+        field.name.lower() not in given
+        and not field.name.startswith(RESERVED_PREFIX)
+        and GENERATED not in (field.metadata or {})
+        for field in schema.fields
+    )
 
 
 def _is_stable(config: SinkConfig, batch: DataFrame) -> bool:

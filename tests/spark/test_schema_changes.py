@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -466,3 +466,36 @@ def test_timestamps_stay_what_they_are_in_sessions_that_call_others_so(spark, cr
             spark.conf.set(name, value)
     assert read_rows(path, "id", "n", "v") == [(1, 1, "new")]
     assert schema_of(spark, path)["_stream_merge_column_sequences"] == "map<string,struct<s0:timestamp>>"
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("mode", ["evolve", "lenient"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sequence_by": "s"},
+        {"sequence_by": "s", "tombstone_retention": timedelta(0)},
+        {},
+        {"ignore_null_updates": True},
+    ],
+    ids=["sequence", "no tombstones", "keys", "not sent as NULL"],
+)
+def test_columns_that_others_add_keep_their_values(
+    spark, create_table, create_source, read_rows, deletion_vectors, mode, options
+):
+    """Without `columns` or `except_columns`: Delta's `SET *` would look for them in the source."""
+    path = create_table("id INT, s INT, n INT, theirs STRING", [(1, 1, 1, "x")], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="id", schema_changes=mode, delete_when="n < 0", **options)
+    sink.merge(create_source("id INT, s INT, n INT", [(1, 2, 2), (2, 2, 2), (3, 2, 2)]))
+    assert read_rows(path, "id", "s", "n", "theirs") == [(1, 2, 2, "x"), (2, 2, 2, None), (3, 2, 2, None)]
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMN later INT")
+    spark.sql(f"UPDATE delta.`{path}` SET later = id")
+    sink.merge(create_source("id INT, s INT, n INT", [(1, 3, 3), (3, 3, -1), (4, 3, 3)]))
+    expected = [(1, 3, 3, "x", 1), (2, 2, 2, None, 2), (4, 3, 3, None, None)]
+    assert read_rows(path, "id", "s", "n", "theirs", "later") == expected
+    # The source drops a column of its own: NULL from now on, if the table remembers that batches had it.
+    sink.merge(create_source("id INT, s INT, n INT, gone INT", [(1, 4, 4, 4)]))
+    sink.merge(create_source("id INT, s INT, n INT", [(1, 5, 5), (2, 5, 5)]))
+    gone = None if options == {"sequence_by": "s"} else 4
+    expected = [(1, 5, 5, "x", 1, gone), (2, 5, 5, None, 2, None), (4, 3, 3, None, None, None)]
+    assert read_rows(path, "id", "s", "n", "theirs", "later", "gone") == expected
