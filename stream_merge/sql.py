@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
 from stream_merge.clauses import Expression
 
@@ -18,8 +16,18 @@ def quote(*parts: str) -> str:
 
 def sql_type(kind: DataType) -> str:
     """Return a type as SQL that means the same in every session: TIMESTAMP is what `spark.sql.timestampType` says."""
-    # A field of this name has a colon after it.
-    return re.sub(r"(?<!\w)timestamp(?![\w:])", "timestamp_ltz", kind.simpleString())
+    match kind:
+        case StructType():
+            # Not by its own text, which quotes no names.
+            return f"struct<{', '.join(f'{quote(field.name)}: {sql_type(field.dataType)}' for field in kind.fields)}>"
+        case ArrayType():
+            return f"array<{sql_type(kind.elementType)}>"
+        case MapType():
+            return f"map<{sql_type(kind.keyType)}, {sql_type(kind.valueType)}>"
+        case TimestampType():
+            return "timestamp_ltz"
+        case _:
+            return kind.simpleString()
 
 
 def column_of(expression: Expression) -> Column:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, DataType, NullType, StringType, StructType
 
@@ -15,6 +16,7 @@ from stream_merge.bridge.sessions import settings_fingerprint
 from stream_merge.bridge.statement import Once
 from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
+from stream_merge.errors import SchemaMismatchError
 from stream_merge.keyless.bind import with_row_ids
 from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
@@ -179,9 +181,54 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
         # Distinct numbers have distinct texts, so a cast to STRING makes no two keys equal.
         if _is_plain(field.dataType) and _is_plain(kept) and not isinstance(kept, StringType):
             typed[field.name] = exactly_typed(F.col(quote(field.name)), field.name, field.dataType, kept)
+    typed |= _reordered((*config.sequence_columns, *config.keys), batch.schema, schema)
     if not typed:
         return batch
     return batch.select(*[typed[n].alias(n) if n in typed else F.col(quote(n)) for n in batch.columns])
+
+
+def _reordered(names: Sequence[str], batch: StructType, schema: StructType) -> dict[str, Column]:
+    """Return the values of columns that are structs whose fields have another order in the target."""
+    in_target = {field.name.lower(): field.dataType for field in schema.fields}
+    wanted = {name.lower() for name in names} - {SEQUENCE}
+    return {
+        field.name: _in_order_of(F.col(quote(field.name)), field.dataType, kept, field.name)
+        for field in batch.fields
+        if field.name.lower() in wanted
+        and isinstance(field.dataType, StructType)
+        and isinstance(kept := in_target.get(field.name.lower()), StructType)
+        and _names_of(field.dataType) != _names_of(kept)
+    }
+
+
+def _names_of(kind: DataType) -> tuple[object, ...]:
+    """Return the names of a struct's fields, and of theirs, in their order."""
+    fields = kind.fields if isinstance(kind, StructType) else []
+    return tuple((field.name.lower(), _names_of(field.dataType)) for field in fields)
+
+
+def _in_order_of(value: Column, given: StructType, kept: StructType, name: str) -> Column:
+    """Return a struct with its fields in the target's order.
+
+    Spark compares structs field by field in their order, but MERGE sets the target's by name.
+
+    Raises:
+        SchemaMismatchError: The fields have other names.
+    """
+    fields = {field.name.lower(): field for field in given.fields}
+    if fields.keys() != {field.name.lower() for field in kept.fields}:
+        raise SchemaMismatchError(
+            f"{name} is {given.simpleString().upper()} in the batch and {kept.simpleString().upper()} in the target. "
+            "Give the struct the target's fields in the source"
+        )
+    parts = []
+    for field in kept.fields:
+        own = fields[field.name.lower()]
+        part = value.getField(own.name)
+        if isinstance(own.dataType, StructType) and isinstance(field.dataType, StructType):
+            part = _in_order_of(part, own.dataType, field.dataType, f"{name}.{field.name}")
+        parts.append(part.alias(field.name))
+    return F.when(value.isNotNull(), F.struct(*parts))
 
 
 def _is_plain(data_type: DataType) -> bool:

@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 MAX_RESOLVED = 8
 
+_WRAPPING = "spark.databricks.delta.updateAndMergeCastingFollowsAnsiEnabledFlag"
+"""If set, and without ANSI mode, a number that its column cannot hold becomes another one, without an error."""
+
 
 @dataclass(slots=True)
 class SinkCaches:
@@ -174,7 +177,7 @@ class SinkCaches:
             batch,
             clauses,
             own_columns=own_columns(config, partial),
-            settings=_settings(config, transaction),
+            settings=_settings(spark, config, transaction),
         )
         if config.keeps_values and lossless_casts.is_wanted(spark):
             resolved = lossless_casts.with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
@@ -192,9 +195,11 @@ class SinkCaches:
         return resolved
 
 
-def _settings(config: SinkConfig, transaction: Transaction) -> dict[str, str]:
+def _settings(spark: SparkSession, config: SinkConfig, transaction: Transaction) -> dict[str, str]:
     """Return settings of the session in which Delta resolves the statement."""
     settings = {}
+    if config.keeps_values and lossless_casts.is_wanted(spark) and spark.conf.get(_WRAPPING, "false") == "true":
+        settings[_WRAPPING] = "false"
     if config.merge_schema:
         # In Delta 4.0, only the session's setting can say it.
         settings["spark.databricks.delta.schema.autoMerge.enabled"] = "true"

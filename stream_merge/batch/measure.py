@@ -307,14 +307,18 @@ def _aggregates(
     for number, pair in enumerate(pairs):
         value = F.col(quote(pair.source))
         aggregates += [
-            bound_of(F.min(value), pair.type_name).alias(f"low_{number}"),
-            bound_of(F.max(value), pair.type_name).alias(f"high_{number}"),
+            bound_of(F.min(value), pair.type_name, is_upper=False).alias(f"low_{number}"),
+            bound_of(F.max(value), pair.type_name, is_upper=True).alias(f"high_{number}"),
             F.count(F.when(value.isNull(), 1)).alias(f"nulls_{number}"),
         ]
         if pair.target.lower() in partitions:
             # A datetime would be ambiguous in the hour in which clocks are put back.
             told = F.unix_micros(value) if pair.type_name == "timestamp" else value
-            aggregates.append(F.slice(F.collect_set(told), 1, MAX_PARTITION_VALUES + 1).alias(f"values_{number}"))
+            values = F.slice(F.collect_set(told), 1, MAX_PARTITION_VALUES + 1)
+            if pair.type_name == "string":
+                # The log has others of the values that are not in UTF-8.
+                values = F.when(F.bool_and(F.is_valid_utf8(value)), values)
+            aggregates.append(values.alias(f"values_{number}"))
     if independence is not None:
         depends, is_written = independence
         aggregates += [F.count(F.when(depends, 1)).alias("dependent"), F.count(F.when(is_written, 1)).alias("written")]

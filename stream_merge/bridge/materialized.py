@@ -92,8 +92,7 @@ def _evaluated(
 
 def num_materialized(rows: DataFrame) -> int | None:
     """Return about how many rows were kept, more than there are if some were computed twice; None if not known."""
-    plan: Any = rows._jdf.queryExecution().analyzed()
-    count = optional(plan.computeStats().rowCount())
+    count = optional(_kept_rows(rows).computeStats().rowCount())
     return None if count is None else int(str(count))
 
 
@@ -102,11 +101,15 @@ def _seal(rows: DataFrame) -> Any:
 
     It takes a job of its own: nobody has yet seen rows that were computed twice before it ends.
     """
-    plan: Any = rows._jdf.queryExecution().analyzed()
-    blocks = plan.cacheBuilder().cachedColumnBuffers()
+    blocks = _kept_rows(rows).cacheBuilder().cachedColumnBuffers()
     blocks.localCheckpoint()
     blocks.count()
     return blocks
+
+
+def _kept_rows(rows: DataFrame) -> Any:
+    """Return the relation of kept rows, the only one in the plan."""
+    return rows._jdf.queryExecution().analyzed().collectLeaves().head()
 
 
 def _are_unique(rows: DataFrame, blocks: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, FloatType
 
 from stream_merge.bridge.jvm import java_class, option, optional, scala_object
 from stream_merge.errors import ConnectNotSupportedError
@@ -27,6 +28,8 @@ _LISTING_TASKS_PER_CORE = 16
 _CHECKPOINT_BYTES_PER_TASK = 2 * 1024 * 1024
 _MAX_SNAPSHOT_PARTITIONS = 50
 _MAX_CLONES = 16
+_TIMESTAMPS_WRITTEN = "spark.sql.parquet.outputTimestampType"
+_TRANSACTION_IDS = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +97,30 @@ def settings_fingerprint(spark: SparkSession) -> int:
 class ExecutionSessions:
     """Keeps the session of a merge's own jobs from batch to batch; a new clone would have to analyse everything again.
 
-    It is the given session, or a clone of it with adaptive execution: Spark switches that off in a streaming query's
-    session (in all of them in 4.0 and 4.1, in stateful ones later), where every shuffle of the merge would run the
-    default 200 tasks. The clone has the same settings, functions and views.
+    It is the given session, or a clone of it with the same functions, views and settings but these:
+
+    - Adaptive execution is on. Spark switches it off in a streaming query's session (in all of them in 4.0 and 4.1, in
+      stateful ones later), where every shuffle of the merge would run the default 200 tasks.
+    - There is no transaction id for Delta's own writes. Delta would skip the second of a batch: to the quarantine, say.
+    - Timestamps are not written in milliseconds, since the rows would be older than their changes.
     """
 
     _made: dict[str, tuple[int, SparkSession]] = field(default_factory=dict)
 
     def session_for(self, spark: SparkSession) -> SparkSession:
         """Return the session in which to execute frames of this session, with the settings that it has now."""
-        if spark.conf.get(ADAPTIVE) == "true":
+        unset = [name for name in _TRANSACTION_IDS if spark.conf.get(name, None) is not None]
+        settings = {} if spark.conf.get(ADAPTIVE) == "true" else _ADAPTIVE_CACHE
+        if spark.conf.get(_TIMESTAMPS_WRITTEN) == "TIMESTAMP_MILLIS":
+            settings = settings | {_TIMESTAMPS_WRITTEN: "TIMESTAMP_MICROS"}
+        if not unset and not settings:
             return spark
         key, fingerprint = session_id(spark), settings_fingerprint(spark)
         if key not in self._made or self._made[key][0] != fingerprint:
             self._made.clear()
-            self._made[key] = (fingerprint, _clone(spark, _ADAPTIVE_CACHE))
+            self._made[key] = (fingerprint, _clone(spark, settings))
+            for name in unset:
+                self._made[key][1].conf.unset(name)
         return self._made[key][1]
 
 
@@ -222,6 +234,14 @@ def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = Fa
         in_one_task: The same, and one task should do what comes after a shuffle.
     """
     spark = frame.sparkSession
+    names = frame.columns
+    # Spark keeps bounds of each column's values, by which it skips rows that a condition cannot match; but a FLOAT's or
+    # DOUBLE's bounds leave NaN out. Values in structs have none.
+    hidden = {i for i, field in enumerate(frame.schema.fields) if isinstance(field.dataType, (FloatType, DoubleType))}
+    if hidden:
+        numbered = [f"c{i}" for i in range(len(names))]
+        frame = frame.toDF(*numbered)
+        frame = frame.select(*[F.struct(n).alias(n) if i in hidden else F.col(n) for i, n in enumerate(numbered)])
     sessions = _immediate_caching_sessions if at_once else _caching_sessions
     if in_one_task:
         sessions = _one_task_caching_sessions
@@ -231,7 +251,11 @@ def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = Fa
     kept = relation.apply(level, execution, option(spark._jvm, None))
     try:
         dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
-        yield DataFrame(dataset.ofRows(spark._jsparkSession, kept.withOutput(execution.analyzed().output())), spark)
+        rows = DataFrame(dataset.ofRows(spark._jsparkSession, kept.withOutput(execution.analyzed().output())), spark)
+        if hidden:
+            values = [F.col(n)[n] if i in hidden else F.col(n) for i, n in enumerate(numbered)]
+            rows = rows.select(*[value.alias(name) for value, name in zip(values, names, strict=True)])
+        yield rows
     finally:
         kept.cacheBuilder().clearCache(True)
 

@@ -253,7 +253,9 @@ class Transaction:
             The handle of the FileActions: the new files, and the removal of every existing file.
         """
         jvm = self.jvm
-        options = scala_map(jvm, {"overwriteSchema": "true"} if overwrite_schema else {})
+        # The session may say that only the partitions of the new rows are replaced.
+        chosen = {"partitionOverwriteMode": "static"} | ({"overwriteSchema": "true"} if overwrite_schema else {})
+        options = scala_map(jvm, chosen)
         session = frame.sparkSession._jsparkSession
         none = option(jvm, None)
         arguments = [

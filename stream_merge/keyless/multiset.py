@@ -174,7 +174,9 @@ class _Contents:
             return []
         values = {number: F.col(_IMAGE).getField(f"v{number}") for number in prunable}
         aggregates = [
-            bound_of(aggregate(value), prunable[number].dataType.simpleString()).alias(f"{name}_{number}")
+            bound_of(aggregate(value), prunable[number].dataType.simpleString(), is_upper=name == "high").alias(
+                f"{name}_{number}"
+            )
             for number, value in values.items()
             for name, aggregate in (("low", F.min), ("high", F.max))
         ]

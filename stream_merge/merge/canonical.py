@@ -25,6 +25,8 @@ from stream_merge.row_json import EXACT_TIMES
 AS_JSON = {**EXACT_TIMES, "timeZone": "UTC", "ignoreNullFields": "true"}
 """NULL is left out, so that a column that is added to the table leaves the contents of its rows as they are."""
 
+_OF_BYTES = "\0bytes:"
+
 PLAIN_NUMBER = "0." + "#" * 38
 """A number with the digits that it has, and no more."""
 
@@ -97,6 +99,10 @@ EXACT = CanonicalForm(
 
 
 def _text_leaf(value: Column, kind: T.DataType) -> Column:
+    if isinstance(kind, T.StringType):
+        # JSON has one character for all bytes that are not UTF-8.
+        is_plain = F.is_valid_utf8(value) & ~F.startswith(value, F.lit(_OF_BYTES))
+        return F.when(is_plain | value.isNull(), value).otherwise(F.concat(F.lit(_OF_BYTES), F.hex(value)))
     if isinstance(kind, T.DecimalType):
         # The zeros at its end come of the scale.
         return F.call_function("format_number", value, F.lit(PLAIN_NUMBER))
@@ -104,7 +110,7 @@ def _text_leaf(value: Column, kind: T.DataType) -> Column:
 
 
 TEXT = CanonicalForm(
-    is_own=lambda kind: not isinstance(kind, (T.IntegralType, T.DecimalType)),
+    is_own=lambda kind: not isinstance(kind, (T.IntegralType, T.DecimalType, T.StringType)),
     leaf=_text_leaf,
     entry=lambda key, value: F.to_json(F.struct(key.alias("key"), value.alias("value")), AS_JSON),
 )

@@ -23,6 +23,9 @@ MAX_TRACKED_VALUES = 100
 """If a partition column has more values in a batch, changes of all partitions count as conflicts."""
 
 
+HIGHEST_TEXT = chr(0x10FFFF) * 64
+"""No text in the statistics of a file comes after it: they have 32 characters, and one to make up for the rest."""
+
 Bounds: TypeAlias = "tuple[Any, Any, int, frozenset[Any] | None]"
 """Smallest and largest value, number of nulls, and the values if they are few."""
 
@@ -81,17 +84,24 @@ class Source:
         return found
 
 
-def bound_of(value: Column, type_name: str) -> Column:
-    """Return the smallest or largest value of a batch, moved into the years that Python has, 1 to 9999.
+def bound_of(value: Column, type_name: str, *, is_upper: bool) -> Column:
+    """Return the smallest or largest value of a batch, moved to the nearest one that Python has.
 
-    Values beyond them are replaced by the nearest one within. A file with such values has statistics that tell nothing,
-    so it is read.
+    These are dates in the years 1 to 9999, and texts in UTF-8. A file with other values has statistics that tell
+    nothing, so it is read.
+
+    Args:
+        value: The value.
+        type_name: Spark's name of the type.
+        is_upper: Whether it is the largest.
     """
     if type_name == "date":
         nearest = F.greatest(F.least(value, F.expr("DATE'9999-12-31'")), F.expr("DATE'0001-01-01'"))
     elif type_name == "timestamp":
         # A datetime would go through the zone of this process, where the first and the last day may have no time.
         nearest = F.greatest(F.least(F.unix_micros(value), F.lit(LAST_MICROS)), F.lit(FIRST_MICROS))
+    elif type_name == "string":
+        nearest = F.when(F.is_valid_utf8(value), value).otherwise(F.lit(HIGHEST_TEXT if is_upper else ""))
     else:
         return value
     return F.when(value.isNotNull(), nearest)

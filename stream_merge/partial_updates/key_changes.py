@@ -208,7 +208,7 @@ def _facts(types: Sequence[str], num_keys: int) -> list[Column]:
     departs = F.col("departs")
     both = [(F.col("from")[name], F.col("to")[name]) for name in key_names(num_keys)]
     ends = [
-        bound_of(aggregate(F.when(departs, of_both(*both[i]))), types[i]).alias(f"{name}_{i}")
+        bound_of(aggregate(F.when(departs, of_both(*both[i]))), types[i], is_upper=name == "high").alias(f"{name}_{i}")
         for i in range(num_keys)
         if is_prunable(types[i])
         for name, aggregate, of_both in (("low", F.min, F.least), ("high", F.max, F.greatest))

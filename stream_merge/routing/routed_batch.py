@@ -98,7 +98,10 @@ def _named(batch: DataFrame, config: RouterConfig) -> Iterator[DataFrame]:
     by = config.by
     if isinstance(by, str):
         by = F.col(quote(by)) if by in batch.columns else F.expr(by)
-    with materialized(batch.select("*", by.cast("string").alias(SOURCE_NAME))) as rows:
+    name = by.cast("string")
+    # Another text that is not UTF-8 would have the same name in Python.
+    name = F.when(F.is_valid_utf8(name), name)
+    with materialized(batch.select("*", name.alias(SOURCE_NAME))) as rows:
         yield rows
 
 

@@ -22,6 +22,8 @@ MAX_REPLAYED_COMMITS = 50
 _LAST_LOCAL_MEAN_TIME = datetime(1973, 1, 1, tzinfo=timezone.utc)
 """From here on, the offset of every time zone is a whole number of minutes; Liberia's was the last that was not."""
 
+_REPLACEMENT = "\ufffd"
+
 _CUT_OFFSET = timedelta(minutes=1)
 
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -152,7 +154,8 @@ def parse_stat(value: Any, type_name: str, *, is_upper: bool = False) -> Any:
     if type_name in INTEGER_TYPES:
         return int(value)
     if type_name == "string":
-        return str(value)
+        # Bytes that are not UTF-8 stand in the log as this character, but sort elsewhere.
+        return None if _REPLACEMENT in value else str(value)
     if type_name.startswith("decimal"):
         return Decimal(str(value))
     try:
@@ -175,7 +178,7 @@ def parse_partition_value(text: str, type_name: str) -> Any:
         if type_name in INTEGER_TYPES:
             return int(text)
         if type_name == "string":
-            return text
+            return None if _REPLACEMENT in text else text
         if type_name == "date":
             return date.fromisoformat(text)
         if type_name.startswith("decimal"):

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from stream_merge import merge_sink
 from stream_merge.errors import AmbiguousMatchError, SchemaMismatchError
 from tests.spark.delta_merge import copy_table, merge_with_delta
+from tests.spark.tables import upsert
 
 # Two keys whose xxhash64 is the same, also with what xxhash64(1) is for a seed: differences in its state cancel.
 COLLIDING = (
@@ -132,3 +133,55 @@ def test_an_insert_in_the_hour_that_comes_twice_is_seen(spark, create_table, at_
     assert result.num_commit_attempts == 2
     rows = spark.read.format("delta").load(path).selectExpr("k", "CAST(at AS STRING)", "v").collect()
     assert [tuple(found) for found in rows] == [(1, f"2024-10-27 {hour}:00", 1)]
+
+
+@pytest.mark.parametrize("locator", ["scan", "index"])
+def test_texts_that_are_not_utf_8_do_not_hide_others(
+    spark, create_table, read_rows, deletion_vectors, locator, tmp_path
+):
+    """Spark orders texts by their bytes; in Delta's statistics, and in Python, such bytes are another character."""
+    bad = "CAST(x'80' AS STRING)"
+    path = create_table("k STRING, v INT", deletion_vectors=deletion_vectors)
+    first = spark.sql("SELECT 'é' k, 1 v UNION ALL SELECT '日本', 2").coalesce(1)
+    first.write.format("delta").mode("append").save(path)
+    theirs = copy_table(path, str(tmp_path / "copy"))
+    sink = merge_sink(path, keys="k", locator=locator if deletion_vectors else None)
+    batches = [
+        f"SELECT 'é' k, 10 v UNION ALL SELECT '日本', 20 UNION ALL SELECT {bad}, 30 UNION ALL SELECT '😀', 40",
+        "SELECT 'é' k, 100 v",
+        f"SELECT {bad} k, 300 v UNION ALL SELECT '日本', 200",
+    ]
+    for batch in batches:
+        source = spark.sql(batch).coalesce(1)
+        sink.merge(source)
+        merge_with_delta(upsert(theirs, "k"), theirs, source)
+        rows = [
+            sorted(map(tuple, spark.read.format("delta").load(each).selectExpr("hex(k)", "v").collect()))
+            for each in (path, theirs)
+        ]
+        assert rows[0] == rows[1]
+    assert len(rows[0]) == 4
+
+
+def test_a_partition_whose_name_is_not_utf_8(spark, create_table, deletion_vectors):
+    path = create_table("p STRING, k INT, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys=["p", "k"])
+    for v in (1, 2):
+        sink.merge(spark.sql(f"SELECT 'a' p, 1 k, {v} v UNION ALL SELECT CAST(x'80' AS STRING), 1, {v}"))
+    rows = spark.read.format("delta").load(path).selectExpr("p = 'a'", "k", "v").collect()
+    assert sorted(map(tuple, rows))[-1] == (True, 1, 2)
+
+
+def test_structs_are_compared_field_by_field_of_the_same_name(create_table, create_source, read_rows, deletion_vectors):
+    path = create_table("k STRUCT<a: INT, b: INT>, v STRING", deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="k", sequence_by="s.x", delete_when="v IS NULL", except_columns="s")
+    schema = "k STRUCT<B: INT, A: INT>, v STRING, s STRUCT<x: INT>"
+    for rows in (
+        [((2, 1), "x", (1,)), ((1, 2), "y", (1,)), ((4, 3), "z", (1,))],
+        [((2, 1), "x2", (3,)), ((4, 3), None, (3,))],
+        [((2, 1), "late", (2,)), ((4, 3), "late", (2,))],
+    ):
+        sink.merge(create_source(schema, rows))
+    assert read_rows(path, "k.a", "k.b", "v") == [(1, 2, "x2"), (2, 1, "y")]
+    with pytest.raises(SchemaMismatchError, match="k is STRUCT<A:INT,C:INT> in the batch"):
+        sink.merge(create_source("k STRUCT<a: INT, c: INT>, v STRING, s STRUCT<x: INT>", [((1, 2), "x", (9,))]))

@@ -460,3 +460,16 @@ def test_any_split_repetition_and_order_gives_the_database_s_rows(
         shutil.rmtree(path)
 
     check()
+
+
+def test_texts_that_are_not_utf_8_are_other_texts(spark, create_table, deletion_vectors):
+    path = create_table("v STRING, w INT", deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, before="old", sequence_by="q", delete_when="op = 'd'", except_columns=["old", "q", "op"])
+    nobody = "CAST(NULL AS STRUCT<v: STRING, w: INT>)"
+    texts = ["CAST(x'80' AS STRING)", "CAST(x'81' AS STRING)", "'\\u0000bytes:81'"]
+    added = [f"SELECT {text} v, 1 w, {nobody} old, {n} q, 'u' op" for n, text in enumerate(texts)]
+    sink.merge(spark.sql(" UNION ALL ".join(added)))
+    removed = f"named_struct('v', {texts[1]}, 'w', 1)"
+    sink.merge(spark.sql(f"SELECT CAST(NULL AS STRING) v, CAST(NULL AS INT) w, {removed} old, 9 q, 'd' op"))
+    left = spark.read.format("delta").load(path).selectExpr("hex(v)").collect()
+    assert sorted(row[0] for row in left) == ["0062797465733A3831", "80"]

@@ -97,3 +97,30 @@ def test_a_sequence_that_is_widened_keeps_its_deletes(spark, create_table, creat
     sink.merge(create_source(schema, [(1, 4, "late", "u"), (2, 4, "late", "u"), (3, 2**40, None, "d")]))
     sink.merge(create_source(schema, [(3, 2**40 - 1, "late", "u"), (2, 2**40, "new", "u")]))
     assert read_rows(path) == [Row(k=1, s=5, v="x"), Row(k=2, s=2**40, v="new")]
+
+
+def test_a_struct_whose_fields_have_odd_names(create_table, create_source, read_rows, deletion_vectors):
+    path = create_table("k INT, v STRING", deletion_vectors=deletion_vectors)
+    schema = "k INT, v STRING, op STRING, s STRUCT<`log-file`: STRING, `at-pos`: TIMESTAMP>"
+    sink = ordered(path, except_columns=["op", "s"])
+    for op, v, at in (("u", "new", 2), ("u", "late", 1), ("d", "gone", 4), ("u", "late", 3)):
+        sink.merge(create_source(schema, [(1, v, op, ("f", NOON.replace(second=at))), (2, v, "u", ("f", NOON))]))
+    assert [(row["k"], row["v"]) for row in read_rows(path)] == [(2, "late")]
+
+
+def test_a_sequence_of_microseconds_where_the_session_writes_milliseconds(
+    spark, create_table, create_source, read_rows, deletion_vectors
+):
+    path = create_table("k INT, s TIMESTAMP, v STRING", deletion_vectors=deletion_vectors)
+    setting = "spark.sql.parquet.outputTimestampType"
+    spark.conf.set(setting, "TIMESTAMP_MILLIS")
+    try:
+        sink = ordered(path)
+        for op, v, micros in (("u", "new", 300), ("u", "late", 100), ("d", "gone", 500), ("u", "late", 400)):
+            at = NOON.replace(microsecond=micros)
+            sink.merge(create_source("k INT, s TIMESTAMP, v STRING, op STRING", [(1, at, v, op), (2, at, v, "u")]))
+            if v == "late" and micros == 100:
+                assert [(row["k"], row["v"]) for row in read_rows(path)] == [(1, "new"), (2, "new")]
+    finally:
+        spark.conf.unset(setting)
+    assert [(row["k"], row["v"]) for row in read_rows(path)] == [(2, "gone")]

@@ -4,7 +4,7 @@ before."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from stream_merge import debezium, merge_sink
 from stream_merge.batch.reduce import in_one_task
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.sessions import active, persisted, planned_at_once, summaries
+from stream_merge.errors import StreamMergeError
 from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS
 from stream_merge.order.sequence import newest_changes
 from tests.conftest import CreateTable
@@ -193,3 +194,66 @@ def test_only_the_users_own_expressions_carry_where_they_were_made(
     upsert(target).merge(source)
     debezium.changes(records, "id INT, n INT", ["id"])
     assert noted == []
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Return a function that changes the session's settings until the end of the test."""
+    before: dict[str, str | None] = {}
+
+    def change(values: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            before.setdefault(name, spark.conf.get(name, None))
+            spark.conf.set(name, value)
+
+    yield change
+    for name, value in before.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)
+
+
+def test_the_whole_table_is_overwritten_whatever_the_session_says(
+    spark: SparkSession,
+    create_table: CreateTable,
+    tmp_path: Path,
+    settings: Callable[[Mapping[str, str]], None],
+) -> None:
+    settings({"spark.sql.sources.partitionOverwriteMode": "dynamic"})
+    path = create_table("k INT, n BIGINT", [(3, 1)], partition_by=["k"])
+    source = str(tmp_path / "source")
+    spark.createDataFrame([(1,), (2,), (2,)], "k INT").coalesce(1).write.parquet(source)
+    counted = spark.readStream.schema("k INT").parquet(source).groupBy("k").agg(F.count("*").alias("n"))
+    writer = counted.writeStream.outputMode("complete").foreachBatch(merge_sink(path, keys="k"))
+    writer.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start().awaitTermination()
+    assert sorted(map(tuple, spark.read.format("delta").load(path).collect())) == [(1, 1), (2, 2)]
+
+
+def test_rows_are_set_aside_whatever_transaction_id_the_session_has(
+    spark: SparkSession,
+    create_table: CreateTable,
+    tmp_path: Path,
+    settings: Callable[[Mapping[str, str]], None],
+) -> None:
+    name = "spark.databricks.delta.write.txn"
+    settings({f"{name}AppId": "mine", f"{name}Version": "7"})
+    path, quarantine = create_table("k INT, n INT"), str(tmp_path / "quarantine")
+    sink = merge_sink(path, keys="k", quarantine=quarantine, expect={"positive": "n > 0"})
+    for k in (1, 2):
+        sink.merge(spark.createDataFrame([(k, -1), (k + 10, 1)], "k INT, n INT"))
+    settings({f"{name}Version": "8"})
+    assert spark.read.format("delta").load(quarantine).count() == 2
+    assert sorted(row["k"] for row in spark.read.format("delta").load(path).collect()) == [11, 12]
+
+
+def test_no_number_becomes_another_one_whatever_the_session_allows(
+    spark: SparkSession, create_table: CreateTable, settings: Callable[[Mapping[str, str]], None]
+) -> None:
+    flag = "spark.databricks.delta.updateAndMergeCastingFollowsAnsiEnabledFlag"
+    settings({flag: "true", "spark.sql.ansi.enabled": "false"})
+    path = create_table("k INT, n INT, s INT")
+    source = spark.createDataFrame([(1, 2**40 + 7, 1)], "k INT, n BIGINT, s INT")
+    with pytest.raises(StreamMergeError, match="n"):
+        merge_sink(path, keys="k", sequence_by="s").merge(source)
+    assert spark.read.format("delta").load(path).count() == 0

@@ -13,8 +13,8 @@ DECIMAL, BYTES, MAP = T.DecimalType(10, 2), T.BinaryType(), T.MapType(T.StringTy
 @pytest.mark.parametrize(
     ("kind", "exact", "text"),
     [
-        (T.StringType(), True, True),
-        (T.StringType("UTF8_LCASE"), False, True),
+        (T.StringType(), True, False),
+        (T.StringType("UTF8_LCASE"), False, False),
         (T.DoubleType(), False, True),
         (T.FloatType(), False, True),
         (T.IntegerType(), True, False),
