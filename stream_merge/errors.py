@@ -216,8 +216,9 @@ class BatchIdRegressionError(StreamMergeError):
         super().__init__(
             f"Batch {batch_id} of application {app_id!r} arrived, but the target holds "
             f"{'another batch of this number' if recorded == batch_id else f'batch {recorded} of it already'}. "
-            "The checkpoint was lost, reset or restored from an older copy, so this batch may hold rows the table has "
-            "never seen; skipping it could lose data, merging it could repeat data. "
+            "Either another process runs with the same checkpoint, which must be stopped, or the checkpoint was lost, "
+            "reset or restored from an older copy. So this batch may hold rows the table has never seen; skipping it "
+            "could lose data, merging it could repeat data. "
             "Restore the checkpoint that belongs to the table, or start a new one under a new app_id "
             "(a merge by key can safely take changes again)."
         )

@@ -20,6 +20,7 @@ from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.column_names import ROW_ID
 from stream_merge.config import SinkConfig
+from stream_merge.errors import UnresolvedColumnError
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.steps import reached
 from stream_merge.table.files import now_ms
@@ -273,6 +274,12 @@ def load_store(
     state = manifest_of(table, transaction, fresh)
     state.check(table.name, fresh)
     schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
+    absent = [key for key in ordered.keys if key.lower() not in schema]
+    if absent:
+        raise UnresolvedColumnError(
+            f"{table.name}: the table has no column {', '.join(absent)}, which keys names; it has "
+            f"{', '.join(f.name for f in transaction.struct_type.fields)}"
+        )
     if state.older_columns is None:
         # No commit says: a batch was killed before its commit, or nothing was merged. Looked up once.
         state = replace(state, older_columns=older_columns(table, transaction))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.logger import PySparkLogger
 from typer.testing import CliRunner
 
 from stream_merge import __version__, merge_sink
@@ -251,6 +252,19 @@ def test_logs_have_no_stack_trace_and_no_secret(capsys):
         "WARNING rows are set aside",
         "ERROR it failed",
     ]
+
+
+def test_pyspark_writes_no_errors_of_its_own(capsys):
+    """Its lines have the plan, with what the file took from the environment, and its handler masks nothing."""
+    configure_logging(LogLevel.DEBUG, Secrets())
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        # As PySpark does it when it converts an error.
+        logger = PySparkLogger.getLogger(name)
+        logger.propagate = False
+        logger.error(
+            "no such column", exc_info=True, file="a.py", line="1", fragment="col", errorClass="UNRESOLVED_COLUMN"
+        )
+    assert capsys.readouterr().err == ""
 
 
 def test_a_table_that_failed_is_told_by_the_command_alone(capsys):

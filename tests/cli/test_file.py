@@ -305,6 +305,18 @@ def kafka_tables(tables, topics='["a", "b"]'):
          ["17: tables[1].quarantine: is the target of tables[0]; it needs a table of its own"]),
         (kafka_tables(SEVERAL.format("b", "./lake/b")).replace("[pipeline]", '[pipeline]\nparking = "./lake/./b"', 1),
          ["2: pipeline.parking: is the target of tables[1]; it needs a table of its own"]),
+        (kafka_tables(SEVERAL.format("b", "./lake/./a/b")),
+         ["15: tables[1].target: lies in the folder of the target of tables[0], where Delta's VACUUM deletes it; give "
+          "it one beside that"]),
+        (kafka_tables(SEVERAL.format("b", "./lake/ab") + 'quarantine = "./lake/ab/rejected"\n')
+         .replace("[pipeline]", '[pipeline]\nparking = "./lake/a/parked"', 1),
+         ["2: pipeline.parking: lies in the folder of the target of tables[0], where Delta's VACUUM deletes it; give "
+          "it one beside that",
+          "18: tables[1].quarantine: lies in the folder of the target of tables[1], where Delta's VACUUM deletes it; "
+          "give it one beside that"]),
+        (kafka_tables(SEVERAL.format("re:(?P<t>b)", "./lake/{t}") + 'quarantine = "./lake/{t}/rejected"\n'),
+         ["17: tables[1].quarantine: lies in the folder of the target of tables[1], where Delta's VACUUM deletes it; "
+          "give it one beside that"]),
         (kafka_tables(SEVERAL.format("b", "./checkpoints/shop/")),
          ["15: tables[1].target: is the folder of the checkpoint; each needs a folder of its own"]),
         (kafka_tables(SEVERAL.format("b", "./lake/{table}")),

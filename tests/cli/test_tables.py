@@ -8,6 +8,7 @@ from stream_merge import MergeRouter
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.query.sources import check_brokers, file_schema, kafka_options, keeps_corrupt_records
 from stream_merge.cli.query.tables import (
+    Decoders,
     build_sink,
     find_table,
     known_tables,
@@ -176,6 +177,16 @@ def test_sources_that_fill_one_table_share_its_sink(make_pipeline):
     )
     assert sinks["a"] is sinks["b"]
     assert sinks["a"] is not sinks["c"]
+
+
+def test_tables_of_a_database_that_would_become_one_are_told(make_pipeline, caplog):
+    pipeline = make_pipeline(KAFKA, {"source": r"re:.*\.(?P<table>\w+)", "target": "./lake/{table}"}, decode="debezium")
+    decoders = Decoders(pipeline)
+    for source in ("shop.public.a", "shop.public.b", "shop.public.a", "shop.archive.a"):
+        decoders.decoder_of(source)
+    assert [message.split(", where")[0] for message in caplog.messages] == [
+        "shop.public.a and shop.archive.a go to the same table, ./lake/a"
+    ]
 
 
 def test_files_with_several_tables_need_to_be_routed(make_pipeline):

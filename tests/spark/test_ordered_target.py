@@ -143,3 +143,9 @@ def test_a_table_that_keeps_no_order_gets_nothing(create_source, table_path):
     metadata, protocol = (actions_of(table_path, 0, kind)[0] for kind in ("metaData", "protocol"))
     assert "_stream_merge" not in metadata["schemaString"]
     assert FEATURE not in protocol.get("writerFeatures", [])
+
+
+def test_a_table_without_the_keys_column_is_refused_by_name(create_table, create_source, deletion_vectors):
+    path = create_table("other INT, v INT, s INT", deletion_vectors=deletion_vectors)
+    with pytest.raises(UnresolvedColumnError, match=r"has no column k, which keys names; it has other, v, s"):
+        merge_sink(path, keys="k", sequence_by="s").merge(create_source("k INT, v INT, s INT", [(1, 1, 1)]))

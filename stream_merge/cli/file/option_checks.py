@@ -73,6 +73,7 @@ def find_contradictions(data: Mapping[str, Any]) -> list[tuple[Location, str]]:
         *_topic_faults(sections),
         *_name_faults(sections),
         *_shared_targets(sections),
+        *_nested_folders(sections),
         *(fault for index, table in sections.known_tables for fault in _table_faults(index, table, sections)),
     ]
 
@@ -256,6 +257,30 @@ def _shared_targets(sections: _Sections) -> Found:
     for index, table in sections.known_tables:
         if table.quarantine is not None and (first := targets.get(table_key(table.quarantine), -1)) >= 0:
             yield ("tables", index, "quarantine"), f"is the target of tables[{first}]; it needs a table of its own"
+
+
+def _nested_folders(sections: _Sections) -> Found:
+    """Refuse a folder inside a table's: Delta does not take it for a table, or deletes what is in it with VACUUM."""
+    folders: list[tuple[Location, str, str]] = [
+        (("tables", index, option), name, f"the {option} of tables[{index}]")
+        for index, table in sections.known_tables
+        for option in _FILLED
+        if (name := getattr(table, option)) is not None
+    ]
+    others = list(folders)
+    if sections.pipeline is not None:
+        others.append((("pipeline", "checkpoint"), sections.pipeline.checkpoint, "the checkpoint"))
+        if sections.pipeline.parking is not None:
+            parking = (("pipeline", "parking"), sections.pipeline.parking, "the parking table")
+            folders, others = [*folders, parking], [*others, parking]
+    for where, name, _ in others:
+        outer = [what for _, other, what in folders if "/" in other and _is_inside(name, other)]
+        if outer:
+            yield where, f"lies in the folder of {outer[0]}, where Delta's VACUUM deletes it; give it one beside that"
+
+
+def _is_inside(name: str, folder: str) -> bool:
+    return "/" in name and table_key(name).startswith(table_key(folder).rstrip("/") + "/")
 
 
 def _merge_options(table: TableSettings | None) -> dict[str, Any]:

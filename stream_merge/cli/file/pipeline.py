@@ -79,7 +79,8 @@ class FilesSource(Section):
     format: Literal["files"]
     """Kind of source."""
     path: str = Field(min_length=1)
-    """Folder; a pattern such as `./landing/*/` is allowed."""
+    """Folder; a pattern such as `./landing/*/` is allowed. A file must stay there until it is merged: one that is gone
+    before is left out without an error. What is added to a file that was read is not read."""
     file_format: Literal["json", "csv", "parquet", "orc", "avro", "text"] = "json"
     """Format of the files."""
     schema_: str = Field(alias="schema", min_length=1)

@@ -241,12 +241,13 @@ class Decoder:
                 continue
             self._misfits.add((name, sent))
             logger.warning(
-                "%s: column %s is %s in the messages and %s in the table, in whose type it is read; a value that does "
-                'not fit is an error. schema_changes = "lenient" gives such values a column of their own.',
+                "%s: column %s is %s in the messages and %s in the table, in whose type it is read%s; a value that "
+                'does not fit is an error. schema_changes = "lenient" gives such values a column of their own.',
                 self.target,
                 name,
                 sent.simpleString().upper(),
                 kind.simpleString().upper(),
+                ", as base64" if isinstance(kind, T.BinaryType) else "",
             )
 
     def _objects(self, records: DataFrame) -> DataFrame:

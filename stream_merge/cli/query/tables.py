@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from stream_merge.cli.query.decoding import Decoder
+
+logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 OnResult: TypeAlias = Callable[[MergeResult], None]
 
@@ -246,8 +249,22 @@ class Decoders:
                 found = find_table(self.pipeline, source)
                 if found is None:
                     raise PipelineError(f"No table takes the rows of {source}; add a [[tables]].", ExitCode.USAGE)
+                self._warn_of_mixed_tables(source, found.target)
                 self._made[source] = Decoder(self.pipeline.decode, found.settings, found.target, source)
             return self._made[source]
+
+    def _warn_of_mixed_tables(self, source: str, target: str) -> None:
+        """Warn if two tables of a database go to one: the rows of one take the place of those of the other."""
+        others = [name for name, made in self._made.items() if table_key(made.target) == table_key(target)]
+        if others and self.pipeline.decode.format == "debezium":
+            logger.warning(
+                "%s and %s go to the same table, %s, where rows with the same key replace each other. If they are "
+                "different tables, give each a target of its own: a pattern may also name their schema, as in "
+                'source = "re:.*\\.(?P<schema>.*)\\.(?P<table>.*)" and target = "./lake/{schema}/{table}".',
+                others[0],
+                source,
+                target,
+            )
 
 
 def make_sinks(pipeline: Pipeline, on_result: OnResult | None) -> dict[Any, MergeSink]:

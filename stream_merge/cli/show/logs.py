@@ -56,6 +56,10 @@ def configure_logging(level: LogLevel, secrets: Secrets, console: Console | None
     # The display shows what records of level INFO say.
     logging.getLogger(COMMAND).setLevel(max(chosen, logging.WARNING) if console and not is_debug else chosen)
     logging.getLogger("py4j").setLevel(logging.INFO if is_debug else logging.CRITICAL)
+    # PySpark writes errors in SQL to standard error by a handler of its own, as JSON with all of the plan, in which no
+    # secret is masked. The command says what went wrong.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).disabled = True
     for noisy in ("matplotlib", "PIL", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
