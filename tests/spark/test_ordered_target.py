@@ -13,6 +13,7 @@ from stream_merge.batch.target import FEATURE
 from stream_merge.bridge.extension import add_columns_and_feature
 from stream_merge.bridge.table import open_table
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
+from stream_merge.errors import UnresolvedColumnError
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import recorded_state
 
