@@ -429,6 +429,26 @@ def test_outside_a_stream(spark: SparkSession, tables, create_source):
     assert isinstance(caught.value.__cause__, ConstraintViolationError)
 
 
+def test_a_name_that_is_not_utf_8_is_an_unknown_source(spark: SparkSession, tables, create_source):
+    """Python has another name for it, under which no row would be found."""
+    sinks = {**counting_sinks(tables), re.compile(".*"): counting_sinks(tables)["carts"]}
+    del sinks["carts"]
+    rows = create_source(ROUTED, [("orders", 1, 1), ("others", 2, 2), ("bad", 3, 3)])
+    named = rows.withColumn("topic", F.expr("IF(topic = 'bad', CAST(x'80' AS STRING), topic)"))
+    with pytest.raises(UnknownSourceError):
+        merge_router(sinks, prepare=without_topic).merge(named)
+    merge_router(sinks, prepare=without_topic, unknown="ignore").merge(named)
+    assert contents(spark, tables) == {"orders": [(1, 1)], "items": [], "carts": [(2, 2)]}
+
+
+def test_prepare_finds_nan(spark: SparkSession, create_table: CreateTable, create_source):
+    """The bounds that Spark keeps with cached rows leave it out."""
+    path = create_table("k INT, d DOUBLE")
+    router = merge_router({"t": merge_sink(path, keys="k")}, prepare=lambda _, rows: rows.drop("topic").where("d > 5"))
+    router.merge(create_source("topic STRING, k INT, d DOUBLE", [("t", 1, 1.0), ("t", 2, float("nan")), ("t", 3, 3.0)]))
+    assert [row["k"] for row in spark.read.format("delta").load(path).collect()] == [2]
+
+
 def test_a_frame_from_one_of_the_targets_is_refused_outside_a_stream(spark: SparkSession, tables, create_source):
     router = merge_router(counting_sinks(tables), prepare=without_topic)
     own = spark.read.format("delta").load(tables["items"]).select(F.lit("items").alias("topic"), "*")
