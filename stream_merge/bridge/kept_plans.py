@@ -100,7 +100,7 @@ class KeptPlans:
             build: See `kept_plan`; its expressions must not depend on when they are analysed.
         """
         if rows.isStreaming or not hasattr(rows, "_jdf"):
-            # A query keeps its plan, and Spark unites no stream with an empty batch. With Spark Connect there is no JVM.
+            # A query keeps its plan, and Spark unites no stream with an empty batch. Spark Connect has no JVM.
             return build(rows)
         spark = rows.sparkSession
         key = (session_id(spark), settings_fingerprint(spark), str(rows._jdf.schema().json()), name)
