@@ -234,14 +234,12 @@ def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = Fa
         in_one_task: The same, and one task should do what comes after a shuffle.
     """
     spark = frame.sparkSession
-    names = frame.columns
     # Spark keeps bounds of each column's values, by which it skips rows that a condition cannot match; but a FLOAT's or
-    # DOUBLE's bounds leave NaN out. Values in structs have none.
-    hidden = {i for i, field in enumerate(frame.schema.fields) if isinstance(field.dataType, (FloatType, DoubleType))}
-    if hidden:
-        numbered = [f"c{i}" for i in range(len(names))]
-        frame = frame.toDF(*numbered)
-        frame = frame.select(*[F.struct(n).alias(n) if i in hidden else F.col(n) for i, n in enumerate(numbered)])
+    # DOUBLE's bounds leave NaN out. A struct has none.
+    columns = {f"c{number}": field for number, field in enumerate(frame.schema.fields)}
+    floats = [name for name, field in columns.items() if isinstance(field.dataType, (FloatType, DoubleType))]
+    if floats:
+        frame = frame.toDF(*columns).withColumn("floats", F.struct(*floats)).drop(*floats)
     sessions = _immediate_caching_sessions if at_once else _caching_sessions
     if in_one_task:
         sessions = _one_task_caching_sessions
@@ -252,9 +250,11 @@ def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = Fa
     try:
         dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
         rows = DataFrame(dataset.ofRows(spark._jsparkSession, kept.withOutput(execution.analyzed().output())), spark)
-        if hidden:
-            values = [F.col(n)[n] if i in hidden else F.col(n) for i, n in enumerate(numbered)]
-            rows = rows.select(*[value.alias(name) for value, name in zip(values, names, strict=True)])
+        if floats:
+            values = [F.col("floats")[name] if name in floats else F.col(name) for name in columns]
+            rows = rows.select(
+                *[value.alias(field.name) for value, field in zip(values, columns.values(), strict=True)]
+            )
         yield rows
     finally:
         kept.cacheBuilder().clearCache(True)

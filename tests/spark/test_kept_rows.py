@@ -78,7 +78,7 @@ def test_a_condition_finds_nan_among_the_rows(
     source = create_source(schema, [(1, 1.0, 1), (2, nan, 1), (3, 3.0, 1)])
     for condition in ("source.d > 5", "source.d = double('nan')", "source.d >= 3"):
         clauses = f"WHEN NOT MATCHED AND {condition} THEN INSERT *"
-        merge_sink(ours, on="target.k = source.k").when_not_matched_insert_all(condition).merge(source)
+        merge_sink(ours, on="target.k = source.k").when_not_matched_insert_all(condition=condition).merge(source)
         source.createOrReplaceTempView("nans")
         spark.sql(f"MERGE INTO delta.`{theirs}` target USING nans source ON target.k = source.k {clauses}")
         assert [row["k"] for row in read_rows(ours, "k")] == [row["k"] for row in read_rows(theirs, "k")]
