@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.batch.bind import Bound, bind_again
+from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.schema_changes import with_schema_changes, without_schema_changes
 from stream_merge.bridge.materialized import materialized
@@ -66,7 +66,7 @@ def accepted(
             # As it came: what has another type in the target is judged before it gets that.
             schema, changes = transaction.struct_type, bound.changes
             once = batch.caches.expressions(batch.frame, transaction)
-            frame = bind_again(batch.config, rows, schema, changes, once=once, is_typed=False).frame
+            frame = bind(batch.config, rows, schema, changes, once=once, is_typed=False).frame
             resolved = batch.caches.resolve(frame, transaction, bound.config, clauses, bound.partial).analysed
             special = resolved.once("special changes", lambda: special_changes(bound.config, bound.partial))
             _, changed = with_schema_changes(batch.config, rows, changes, schema)

@@ -8,7 +8,7 @@ from functools import partial
 
 from stream_merge.batch.accept import accepted
 from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
-from stream_merge.batch.bind import Bound, bind_again
+from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.column_checks import tell_left_out
 from stream_merge.batch.measure import measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
@@ -197,7 +197,7 @@ def _bound(batch: MicroBatch, table: Table, transaction: Transaction) -> Bound:
     """Return sink and batch, bound to a version of the table."""
     changes = schema_changes_of(batch.config, batch.frame, table, transaction)
     once = batch.caches.expressions(batch.frame, transaction)
-    return bind_again(batch.config, batch.frame, transaction.struct_type, changes, once=once)
+    return bind(batch.config, batch.frame, transaction.struct_type, changes, once=once)
 
 
 def _load_store(batch: MicroBatch, bound: SinkConfig, table: Table, opened: Opened) -> TombstoneStore | None:

@@ -12,7 +12,6 @@ from pyspark.sql.types import AtomicType, DataType, NullType, StringType, Struct
 from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, with_schema_changes
 from stream_merge.bridge.expressions import are_stable
 from stream_merge.bridge.kept_plans import KeptPlan, kept_plan
-from stream_merge.bridge.sessions import settings_fingerprint
 from stream_merge.bridge.statement import Once
 from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
@@ -52,6 +51,7 @@ def bind(
     changes: SchemaChanges = NOTHING,
     *,
     is_typed: bool = True,
+    once: Once | None = None,
 ) -> Bound:
     """Bind a sink and a batch to a table.
 
@@ -62,17 +62,44 @@ def bind(
         changes: What the batch's columns ask of the table.
         is_typed: Whether keys and sequence get the table's types, with an error where that changes a value. The
             quarantine checks the batch before that.
+        once: Keeps the plan for other batches of this sink with the same columns and settings.
 
     Raises:
-        SchemaMismatchError: The sequence has another order in the table's type.
+        SchemaMismatchError: The sequence has another order in the table's type, or the fields of a struct in keys and
+            sequence have other names there.
     """
+    if once is None or not changes.is_nothing or config.before is not None:
+        return _bound(config, batch, schema, changes, is_typed=is_typed)
+
+    def make() -> tuple[Bound, KeptPlan | None] | None:
+        made: list[tuple[Bound, bool]] = []
+
+        def build(rows: DataFrame) -> DataFrame:
+            bound = _bound(config, rows, schema, changes, is_typed=is_typed)
+            made.append((bound, bound.frame is rows))
+            return bound.frame
+
+        plan = kept_plan(batch, build)
+        ((bound, is_as_it_came),) = made
+        return (bound, None if is_as_it_came else plan) if _is_stable(config, batch) else None
+
+    kept = once(f"bound {is_typed} {batch.schema.json()}", make)
+    if kept is None:
+        return _bound(config, batch, schema, changes, is_typed=is_typed)
+    bound, plan = kept
+    return replace(bound, frame=batch if plan is None else plan.on(batch))
+
+
+def _bound(
+    config: SinkConfig, batch: DataFrame, schema: StructType, changes: SchemaChanges, *, is_typed: bool
+) -> Bound:
     config, batch = with_schema_changes(config, batch, changes, schema)
-    if config.alters_columns and not (config.columns or config.except_columns) and _lacks_columns(batch, schema):
-        # Delta looks for each column of the table in the source, unless the schema may evolve.
-        config = replace(config, merge_schema=True)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
         return Bound(config=config, frame=batch, is_keyless=True, changes=changes)
+    if config.alters_columns and not (config.columns or config.except_columns) and _lacks_columns(batch, schema):
+        # Delta looks for each column of the table in the source, unless the schema may evolve.
+        config = replace(config, merge_schema=True)
     config, batch = _with_sequence(config, batch, schema)
     if is_typed and config.keeps_order:
         batch = _typed_as_in_target(config, batch, schema)
@@ -93,53 +120,6 @@ def bind(
         if config.columns:
             config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
     return Bound(config=config, frame=batch, partial=partial, changes=changes)
-
-
-def bind_again(
-    config: SinkConfig,
-    batch: DataFrame,
-    schema: StructType,
-    changes: SchemaChanges = NOTHING,
-    *,
-    once: Once,
-    is_typed: bool = True,
-) -> Bound:
-    """Bind as `bind` does, by what is kept for batches with the same columns.
-
-    Args:
-        config: As for `bind`, and so are the next three.
-        batch: As well.
-        schema: As well.
-        changes: As well.
-        once: Keeps it for other batches of this sink, and versions of the table with the same columns.
-        is_typed: As for `bind`.
-    """
-    if not changes.is_nothing or config.before is not None:
-        return bind(config, batch, schema, changes, is_typed=is_typed)
-
-    def make() -> tuple[Bound, KeptPlan | None] | None:
-        made: list[tuple[Bound, bool]] = []
-
-        def build(rows: DataFrame) -> DataFrame:
-            bound = bind(config, rows, schema, is_typed=is_typed)
-            made.append((bound, bound.frame is rows))
-            return bound.frame
-
-        plan = kept_plan(batch, build)
-        ((bound, is_as_it_came),) = made
-        return (bound, None if is_as_it_came else plan) if _is_stable(config, batch) else None
-
-    # In which zone a text is a moment, and whether a cast fails, is decided by the settings. Those before are no more.
-    held: dict[int, tuple[Bound, KeptPlan | None] | None] = once(f"bound {is_typed} {batch.schema.json()}", dict)
-    settings = settings_fingerprint(batch.sparkSession)
-    if settings not in held:
-        held.clear()
-        held[settings] = make()
-    kept = held[settings]
-    if kept is None:
-        return bind(config, batch, schema, is_typed=is_typed)
-    bound, plan = kept
-    return replace(bound, frame=batch if plan is None else plan.on(batch))
 
 
 def _lacks_columns(batch: DataFrame, schema: StructType) -> bool:

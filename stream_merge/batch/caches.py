@@ -75,7 +75,7 @@ class SinkCaches:
     files: TableFiles = field(default_factory=TableFiles)
     vectors: VectorCache = field(default_factory=VectorCache)
     index: KeyIndex = field(default_factory=KeyIndex)
-    _expressions: OrderedDict[tuple[str, ...], dict[str, Any]] = field(default_factory=OrderedDict)
+    _expressions: OrderedDict[tuple[Any, ...], dict[str, Any]] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
     _sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
     _metrics: tuple[str, OperationMetrics] | None = None
@@ -115,9 +115,10 @@ class SinkCaches:
         return self.files
 
     def expressions(self, batch: DataFrame, transaction: Transaction) -> Once:
-        """Return what keeps expressions of names alone for batches and tables with the same columns: see `Once`."""
+        """Return what keeps expressions and plans for batches and tables with the same columns: see `Once`."""
         key = (
             sessions.session_id(batch.sparkSession),
+            settings_fingerprint(batch.sparkSession),
             batch.schema.json(),
             str(transaction.metadata),
             str(transaction.protocol),

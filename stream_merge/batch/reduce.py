@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.batch.accept import Accepted
-from stream_merge.batch.bind import Bound, bind_again
+from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.kept_plans import kept_plan
 from stream_merge.bridge.materialized import materialized_while
@@ -100,9 +100,9 @@ def changes_of(
     rows, truncates = bound.frame, accepted.truncates
     once = batch.caches.expressions(batch.frame, transaction)
     if accepted.rows is not batch.frame:
-        rows = bind_again(batch.config, accepted.rows, schema, bound.changes, once=once).frame
+        rows = bind(batch.config, accepted.rows, schema, bound.changes, once=once).frame
     if truncates is not None:
-        truncates = bind_again(batch.config, truncates, schema, bound.changes, once=once).frame
+        truncates = bind(batch.config, truncates, schema, bound.changes, once=once).frame
     changes = Changes(
         bound=bound,
         rows=rows,

@@ -101,7 +101,7 @@ def bound_of(value: Column, type_name: str, *, is_upper: bool) -> Column:
         # A datetime would go through the zone of this process, where the first and the last day may have no time.
         nearest = F.greatest(F.least(F.unix_micros(value), F.lit(LAST_MICROS)), F.lit(FIRST_MICROS))
     elif type_name == "string":
-        nearest = F.when(F.is_valid_utf8(value), value).otherwise(F.lit(HIGHEST_TEXT if is_upper else ""))
+        nearest = F.coalesce(F.try_validate_utf8(value), F.lit(HIGHEST_TEXT if is_upper else ""))
     else:
         return value
     return F.when(value.isNotNull(), nearest)

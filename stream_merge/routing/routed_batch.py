@@ -98,9 +98,8 @@ def _named(batch: DataFrame, config: RouterConfig) -> Iterator[DataFrame]:
     by = config.by
     if isinstance(by, str):
         by = F.col(quote(by)) if by in batch.columns else F.expr(by)
-    name = by.cast("string")
-    # Another text that is not UTF-8 would have the same name in Python.
-    name = F.when(F.is_valid_utf8(name), name)
+    # A name that is not UTF-8 is another one in Python, and is nobody's.
+    name = F.try_validate_utf8(by.cast("string"))
     with materialized(batch.select("*", name.alias(SOURCE_NAME))) as rows:
         yield rows
 

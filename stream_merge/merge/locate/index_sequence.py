@@ -44,15 +44,15 @@ def are_older(sequences: Any, newest: Any) -> NDArray[np.bool_]:
         sequences: An Arrow column, as `sequence_of` makes it.
         newest: The other sequence, as Python has it; None comes before all.
     """
-    are_older, are_same = np.zeros(len(sequences), np.bool_), np.ones(len(sequences), np.bool_)
+    are_before, are_same = np.zeros(len(sequences), np.bool_), np.ones(len(sequences), np.bool_)
     for part, value in zip(_parts(sequences), _values(newest, sequences.type), strict=True):
         if value is None:
             # Whether there is a value was a part of its own, so those that still are the same have none either.
             continue
         limit = pa.scalar(value, part.type)
-        are_older |= are_same & _as_bools(pc.less(part, limit))
+        are_before |= are_same & _as_bools(pc.less(part, limit))
         are_same &= _as_bools(pc.equal(part, limit))
-    return are_older
+    return are_before
 
 
 def newest_of(sequences: Any) -> Any:
