@@ -9,6 +9,7 @@ import pytest
 
 from stream_merge import merge_sink
 from stream_merge.bridge.expressions import is_stable
+from stream_merge.bridge.sessions import ADAPTIVE
 from stream_merge.column_names import SEQUENCE
 from stream_merge.errors import ClauseError
 
@@ -161,13 +162,16 @@ def test_a_sequence_that_is_the_time_is_taken_anew(create_table, create_source, 
     assert len({sequence for sequence, _ in places}) == 4
 
 
+@pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_rows_are_taken_with_the_settings_of_their_own_batch(
-    spark, create_table, create_source, read_rows, deletion_vectors
+    spark, create_table, create_source, read_rows, deletion_vectors, adaptive
 ):
     """A text is a moment in the session's zone, both as a sequence and as a key of the table's type."""
     path = create_table("k TIMESTAMP, v INT", deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys="k", sequence_by="CAST(s AS TIMESTAMP)", except_columns="s")
-    zone = spark.conf.get("spark.sql.session.timeZone")
+    before = {name: spark.conf.get(name) for name in ("spark.sql.session.timeZone", ADAPTIVE)}
+    # Without, the merge's own jobs run in a clone of the session.
+    spark.conf.set(ADAPTIVE, adaptive)
     try:
         for number, name in enumerate(("UTC", "UTC", "UTC", "Asia/Tokyo", "Asia/Tokyo", "UTC")):
             spark.conf.set("spark.sql.session.timeZone", name)
@@ -175,7 +179,8 @@ def test_rows_are_taken_with_the_settings_of_their_own_batch(
             source = create_source("k STRING, v INT, s STRING", [(text, number, text)])
             sink.merge(source)
     finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
+        for name, value in before.items():
+            spark.conf.set(name, value)
     found = {row["v"]: (row["k"], row[SEQUENCE]["s0"]) for row in read_rows(path)}
     noon = [
         dt.datetime.fromisoformat(f"2024-01-0{number + 1} {3 if number in (3, 4) else 12:02}:00") for number in range(6)
