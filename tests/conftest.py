@@ -362,3 +362,21 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(steps, "observer", observe)
 
     return interfere
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Return a function that changes the session's settings until the end of the test."""
+    before: dict[str, str | None] = {}
+
+    def change(values: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            before.setdefault(name, spark.conf.get(name, None))
+            spark.conf.set(name, value)
+
+    yield change
+    for name, value in before.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_merge import merge_router, merge_sink, steps
+from stream_merge import debezium, merge_router, merge_sink, steps
 from tests.streaming.child_session import start_session
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ NUM_KEYS = 400
 NUM_OLD = 200
 DEADLINE_SECONDS = 60
 STALL_SECONDS = 5
+RATIO = "IF(id % 5 = 0, double('NaN'), id / 2D)"
+"""The number with a point of a change, by its id."""
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -180,14 +182,53 @@ def merge(spark: SparkSession, sink: str, root: Path) -> dict[str, Any]:
             for name, table in (("even", "target"), ("odd", "odd"))
         }
         merge_router(sinks, by="name", max_parallel=1).merge(rows)
+    elif sink == "evolving":
+        sink_that_evolves = merge_sink(target, keys="id", sequence_by="n", schema_changes="evolve")
+        rows = spark.range(2 * NUM_KEYS).selectExpr(f"id % {NUM_KEYS} AS id", "id AS n", f"{RATIO} AS ratio")
+        sink_that_evolves.merge(rows.repartition(3))
+        # The source drops the column; these changes are late.
+        sink_that_evolves.merge(spark.range(10).selectExpr("id", "CAST(-1 AS BIGINT) AS n"))
+    elif sink == "decoded":
+        sink_of_records = merge_sink(target, keys="id", **debezium.MERGE_OPTIONS)
+        # Both batches are decoded and merged by the same plans, which were made for the first.
+        for first, last in ((0, 2 * NUM_KEYS), (2 * NUM_KEYS, 2 * NUM_KEYS + 10)):
+            sink_of_records.merge(debezium.changes(_records(spark, first, last), "id BIGINT, n BIGINT", ["id"]))
     found = {name: _rows(spark, root / name) for name in ("target", "odd") if (root / name).exists()}
+    if sink == "evolving":
+        rows = spark.read.format("delta").load(target).where(f"NOT ratio <=> IF(n < 0, NULL, {RATIO.replace('id', 'n')})")
+        found["wrong_ratios"] = _collected(rows.select("id", "n"))
     if (root / "quarantine").exists():
         found["quarantined"] = sorted(int(row[0]) for row in _column(spark, root / "quarantine"))
     return found
 
 
+def _records(spark: SparkSession, first: int, last: int) -> DataFrame:
+    """Return records of updates of the keys in turn, in any order; every fourth is a delete, of another key each time
+    that all have had their turn."""
+    source = "named_struct('connector', 'postgresql', 'snapshot', 'false', 'lsn', id, 'txId', id)"
+    row = f"named_struct('id', id % {NUM_KEYS}, 'n', id)"
+    return (
+        spark.range(first, last)
+        .repartition(3)
+        .selectExpr(
+            f"CAST(to_json(named_struct('id', id % {NUM_KEYS})) AS BINARY) AS key",
+            f"CAST(IF(id % 4 = 3, to_json(named_struct('op', 'd', 'before', {row}, 'source', {source})), "
+            f"to_json(named_struct('op', 'u', 'after', {row}, 'source', {source}))) AS BINARY) AS value",
+            "'shop.public.t' AS topic",
+            "0 AS partition",
+            "id AS offset",
+            "CAST(NULL AS TIMESTAMP) AS timestamp",
+            "0 AS timestampType",
+        )
+    )
+
+
 def _rows(spark: SparkSession, path: Path) -> list[list[Any]]:
-    return sorted([list(row) for row in spark.read.format("delta").load(str(path)).select("id", "n").collect()])
+    return _collected(spark.read.format("delta").load(str(path)).select("id", "n"))
+
+
+def _collected(rows: DataFrame) -> list[list[Any]]:
+    return sorted([list(row) for row in rows.collect()])
 
 
 def _column(spark: SparkSession, path: Path) -> list[Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-SINKS = ("keys", "clauses", "ordered", "partial", "quarantine", "router")
+SINKS = ("keys", "clauses", "ordered", "partial", "quarantine", "router", "evolving", "decoded")
 
 STALLS = (
     ("clauses", "writing", False),
@@ -158,9 +158,12 @@ def test_each_row_is_there_once(report: dict[str, Any], speculated: list[float],
         assert any(found["began"] < start < found["ended"] for start in speculated)
     tables = found["tables"]
     rows = [tuple(row) for table in ("target", "odd") for row in tables.get(table, [])]
-    if sink == "ordered":
+    if sink in ("ordered", "decoded", "evolving"):
         newest = {key: key + NUM_KEYS for key in range(NUM_KEYS)}
-        assert rows == [(key, n) for key, n in newest.items() if n % 4 != 3]
+        if sink == "decoded":
+            newest |= {key: key + 2 * NUM_KEYS for key in range(10)}
+        assert rows == [(key, n) for key, n in newest.items() if sink == "evolving" or n % 4 != 3]
+        assert tables.get("wrong_ratios", []) == []
         return
     keys = [key for key, _ in rows]
     if sink == "quarantine":

@@ -196,24 +196,6 @@ def test_only_the_users_own_expressions_carry_where_they_were_made(
     assert noted == []
 
 
-@pytest.fixture
-def settings(spark: SparkSession) -> Iterator[Callable[[Mapping[str, str]], None]]:
-    """Return a function that changes the session's settings until the end of the test."""
-    before: dict[str, str | None] = {}
-
-    def change(values: Mapping[str, str]) -> None:
-        for name, value in values.items():
-            before.setdefault(name, spark.conf.get(name, None))
-            spark.conf.set(name, value)
-
-    yield change
-    for name, value in before.items():
-        if value is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, value)
-
-
 def test_the_whole_table_is_overwritten_whatever_the_session_says(
     spark: SparkSession,
     create_table: CreateTable,
