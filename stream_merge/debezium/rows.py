@@ -146,7 +146,8 @@ def _may_fail(settings: Settings) -> str:
     if settings.may_have_decode_errors:
         signs.append("decode_error IS NOT NULL")
     if settings.keys:
-        signs += ["is_key_malformed", "key_text IS NULL", "old_key IS NOT NULL", "new_key IS NOT NULL", _LACKS_ROW]
+        signs += ["is_key_malformed", "old_key IS NOT NULL", "new_key IS NOT NULL", _LACKS_ROW]
+        signs += [f"key.f{p} IS NULL" for p in range(len(settings.keys))]
     else:
         signs += ["lacks_row IS NOT NULL", "lacks_old_row IS NOT NULL"]
     for position, field in enumerate(settings.fields.values()):
@@ -199,6 +200,10 @@ def _error_sql(settings: Settings) -> str:
         if settings.is_by_contents
         else None,
         ("op = 'u' AND key_text IS NULL", text(_keyless_update([names[p] for p in keys]))) if keys else None,
+        *(
+            (f"op = 'u' AND key.f{p} IS NULL AND t{position} IS NOT NULL", _lacking_key_sql(names[position]))
+            for p, position in enumerate(keys)
+        ),
     ]
     whole = " ".join(f"WHEN {condition} THEN {reason}" for condition, reason in filter(None, faults))
     parts = [
@@ -226,6 +231,16 @@ def _error_sql(settings: Settings) -> str:
         sent = unmarked(raw) if raw.startswith(("old", "new")) else raw
         parts.append(f"CASE WHEN {is_misfit} THEN concat({reason}, left({sent}, 80)) END")
     return f"CASE {whole} ELSE nullif(concat_ws('; ', {', '.join(parts)}), '') END"
+
+
+def _lacking_key_sql(key: str) -> str:
+    """Return SQL for the fault of an update whose record has another key than the table."""
+    which = text("the record's key ")
+    reason = (
+        f" has no {key}, so an update of {key} would keep the old row: let the connector send it "
+        "(message.key.columns), or let keys name the columns of the record's key"
+    )
+    return f"concat({which}, left(key_text, 80), {text(reason)})"
 
 
 def _keyless_update(keys: Sequence[str]) -> str:

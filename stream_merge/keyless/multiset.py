@@ -37,7 +37,7 @@ from stream_merge.merge import lossless_casts
 from stream_merge.merge.canonical import canonical_text
 from stream_merge.merge.source import bound_of, is_delete, key_range
 from stream_merge.sql import quote
-from stream_merge.table.features import CHAR_VARCHAR
+from stream_merge.table.char_columns import CHAR_VARCHAR, without_padding
 from stream_merge.table.files import KeyRange, is_prunable
 
 if TYPE_CHECKING:
@@ -131,9 +131,7 @@ class _Contents:
         for number, field in enumerate(self.fields):
             was = self._as_there(before, before_type[fields[field.name.lower()]], field.dataType)
             value = F.when(is_before, was).otherwise(F.col(quote(field.name)).cast(field.dataType))
-            if str(field.metadata.get(CHAR_VARCHAR, "")).startswith("char("):
-                value = F.rtrim(value)  # the target pads it with blanks
-            values.append(value.alias(f"v{number}"))
+            values.append(without_padding(value, field).alias(f"v{number}"))
         return F.struct(*values)
 
     def _as_there(self, before: str, given: T.StructField, kept: T.DataType) -> Column:

@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 
 from stream_merge.merge.canonical import EXACT
 from stream_merge.merge.job import MergeJob
-from stream_merge.table.features import CHAR_VARCHAR
+from stream_merge.table.char_columns import CHAR_VARCHAR
 
 _COMPARABLE = (
     BinaryType,

@@ -10,9 +10,6 @@ from stream_merge.errors import UnsupportedTableError
 GENERATED = "delta.generationExpression"
 """Metadata key of a generated column."""
 
-CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
-"""Metadata key that holds the declared type of a CHAR or VARCHAR column, whose type is STRING."""
-
 MAINTAINED = frozenset(
     {
         "allowColumnDefaults",

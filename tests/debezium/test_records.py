@@ -405,6 +405,7 @@ def test_a_batch_is_parsed_once_whatever_the_number_of_columns(spark):
                 (b"no key", envelope("c", ROW)),
                 (None, envelope("u", ROW)),
                 (KEY, envelope("u")),
+                ({"other": 1}, envelope("u", ROW)),
                 ({"other": 1}, envelope("d")),
                 ({"id": "a"}, envelope("d")),
                 (KEY, envelope("c", {**ROW, "price": "not base64!"})),

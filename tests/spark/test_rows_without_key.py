@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import re
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -198,6 +199,30 @@ def test_rows_of_any_type_are_known_by_their_contents(spark, create_table, read_
     assert len(read_rows(path)) == len(rows) - half
     sink.merge(spark.createDataFrame([(*nothing, row, 200 + i, "d") for i, row in enumerate(gone[half:])], schema))
     assert read_rows(path) == []
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_rows_with_padded_texts_inside_are_known_by_their_contents(
+    spark, create_table, read_rows, deletion_vectors, is_padded
+):
+    """Whether the row before the change comes with the blanks or without."""
+    declared = "STRUCT<a: CHAR(4), v: VARCHAR(4), l: ARRAY<CHAR(3)>, m: MAP<CHAR(2), STRUCT<c: CHAR(2), n: INT>>>"
+    properties = {"delta.columnMapping.mode": "name"}
+    path = create_table(f"s {declared}", deletion_vectors=deletion_vectors, properties=properties)
+    given = re.sub(r"(VAR)?CHAR\(\d\)", "STRING", declared)
+    schema = f"s {given}, old STRUCT<s: {given}>, seq INT, op STRING"
+    plain, padded = ("x", "v ", ["y"], {"k": ("z", 1)}), ("x   ", "v ", ["y  "], {"k ": ("z ", 1)})
+    others = [("x", "v", ["y"], {"k": ("z", 1)}), (None, "v ", ["y"], None), None]
+    before = padded if is_padded else plain
+    sink = keyless(path)
+    sink.merge(spark.createDataFrame([(row, None, i, "c") for i, row in enumerate([plain, padded, *others])], schema))
+    assert len(read_rows(path)) == 5
+    for number, num_left in ((10, 4), (11, 3)):
+        sink.merge(spark.createDataFrame([(None, (before,), number, "d")], schema))
+        assert len(read_rows(path)) == num_left
+    left = read_rows(path)
+    assert sorted(str(row["s"] and row["s"]["v"]) for row in left) == ["None", "v", "v "]
 
 
 def test_the_change_feed_shows_the_rows_once(spark, create_table, create_source, deletion_vectors):
