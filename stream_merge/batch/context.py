@@ -86,11 +86,21 @@ def run_micro_batch(
             try:
                 return run(micro_batch)
             except JVM_ERRORS as error:
-                raise translate(error) from error
+                raise _named(translate(error), micro_batch) from error
+            except StreamMergeError as error:
+                _named(error, micro_batch)
+                raise
 
         result = begun_again(merge, config.target)
     _tell(config, result)
     return result
+
+
+def _named(error: StreamMergeError, micro_batch: MicroBatch) -> StreamMergeError:
+    """Let an error say of which table and batch it is, unless it does, or is of the sink's options."""
+    if not isinstance(error, ConfigError) and micro_batch.config.target not in str(error):
+        error.args = (f"{micro_batch.name}: {error}",)
+    return error
 
 
 def begun_again(merge: Callable[[], T], name: str, max_attempts: int = MAX_ATTEMPTS) -> T:

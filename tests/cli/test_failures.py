@@ -224,7 +224,14 @@ def test_one_table_that_would_fail_again_decides_for_all():
     )
     failure = describe(error)
     assert not failure.is_retriable
-    assert failure.sentence.startswith("router: batch 4: 2 of 2 source(s) failed; a (table ./a)")
+    assert failure.sentence.startswith("Storage cannot be read or written: Input/output error. ./b: batch 4: 3 source")
+
+
+def test_plans_are_cut_off():
+    plan = "'Project ['lower('nme) AS x#1]\n+- Relation [k#2] parquet\n"
+    for place in ("; line 1 pos 0;\n", ";\n"):
+        error = UnresolvedColumnError(f"./t: batch 1: [UNRESOLVED_COLUMN] No column `nme`. SQLSTATE: 42703{place}{plan}")
+        assert describe(error).sentence == "./t: batch 1: [UNRESOLVED_COLUMN] No column `nme`."
 
 
 def test_a_mistake_in_the_file_is_told_without_its_surroundings():

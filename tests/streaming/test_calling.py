@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink, steps
 from stream_merge.batch import caches
 from stream_merge.bridge.creation import create_table
-from stream_merge.errors import TargetNotFoundError
+from stream_merge.errors import StreamMergeError, TargetNotFoundError
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version
 from tests.streaming.child_session import child_conf, last_lines, run_child
@@ -337,3 +337,31 @@ def test_delta_analyses_a_statement_once_for_many_batches(spark, create_table: C
     for _ in range(4):
         sink.merge(spark.createDataFrame([(1, 1)], SCHEMA))
     assert (rows(spark, target), len(analysed)) == ([(1, 4)], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"keys": "id"}, "NOT NULL constraint violated for column: n"),
+        ({"keys": "id", "sequence_by": "nme"}, "nme"),
+        ({"keys": "id", "expect": {"known": "nme > 0"}, "quarantine": "rejected"}, "nme"),
+    ],
+    ids=["NOT NULL", "sequence_by", "expect"],
+)
+def test_every_error_names_the_table_and_the_batch(create_table, create_source, tmp_path, options, reason):
+    path = create_table("id INT, n INT NOT NULL")
+    given = {name: str(tmp_path / value) if name == "quarantine" else value for name, value in options.items()}
+    sink = merge_sink(path, app_id="app", **given)
+    with pytest.raises(StreamMergeError) as raised:
+        sink(create_source("id INT, n INT", [(1, None)]), 7)
+    message = str(raised.value)
+    assert message.startswith(f"{path}: batch 7: ")
+    assert reason in message
+
+
+def test_a_table_that_cannot_be_created_is_named(create_source, tmp_path):
+    path = str(tmp_path / "made")
+    sink = merge_sink(path, keys="id", app_id="app", create_if_missing=True, partition_by="nme")
+    with pytest.raises(StreamMergeError, match="nme") as raised:
+        sink(create_source("id INT, n INT", [(1, 1)]), 7)
+    assert path in str(raised.value)

@@ -36,6 +36,11 @@ MAX_LENGTH = 1200
 """Longer messages are truncated, since Spark puts whole plans into some."""
 
 _MAX_ERRORS = 50
+_NOISE = re.compile(
+    r"\n\s+at |\n\s*Driver stacktrace|\n\s*(?:JVM stacktrace|== )|Some data may have been lost"
+    # A plan, after the place in an expression.
+    r"|(?:; line \d+ pos \d+)?;\n"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,14 +218,19 @@ def _describe_router(error: RouterError) -> Failure:
     failures = [_describe_source(name, each) for name, each in error.failures.items()]
     for failure in failures:
         if not failure.is_retriable:
-            return replace(failure, sentence=_short(str(error)) if len(failures) > 1 else failure.sentence)
+            sentences = dict.fromkeys(each.sentence for each in failures)
+            return replace(failure, sentence=_short(" ".join(map(_ended, sentences))))
     return Failure(sentence=failures[0].sentence if failures else _short(str(error)), is_retriable=bool(failures))
 
 
 def _describe_source(name: str, error: Exception) -> Failure:
     failure = describe(error)
-    # ConfigError is the only error that names no table.
+    # Errors of the file, of storage and of Kafka name no table.
     return replace(failure, sentence=f"{name}: {failure.sentence}") if isinstance(error, ConfigError) else failure
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "...")) else f"{sentence}."
 
 
 def _errors(error: BaseException) -> Iterator[BaseException]:
@@ -260,8 +270,6 @@ def _without_class(line: str) -> str:
 def _short(text: str) -> str:
     """Return a message in one line, without stack traces, plans, and Spark's advice to accept the loss of data."""
     text = re.sub(r"Some data may have been lost because.*?Reason:\s*", "", text, flags=re.DOTALL)
-    text = re.split(r"\n\s+at |\n\s*Driver stacktrace|\n\s*(?:JVM stacktrace|== )|Some data may have been lost", text)[
-        0
-    ]
+    text = _NOISE.split(text, maxsplit=1)[0]
     text = re.sub(r"\s*SQLSTATE: \w{5}", "", " ".join(text.split()))
     return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 3]}..."
