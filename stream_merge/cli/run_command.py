@@ -21,7 +21,7 @@ from stream_merge.cli.run.stopping import StopSignals
 from stream_merge.cli.show.endpoint import Endpoint
 from stream_merge.cli.show.live import LiveView, result_line
 from stream_merge.cli.show.live_page import RecentResults, served_page
-from stream_merge.cli.show.parked import lines_of
+from stream_merge.cli.show.parked import lines_of, own, read_at_rest
 from stream_merge.cli.show.prometheus import Metrics
 
 if TYPE_CHECKING:
@@ -88,9 +88,14 @@ def _run_on_spark(
             raise PipelineFileError(faults, loaded.path)
         code = Runner(spark, pipeline, merge, progress, signals, once=once, on_failure=on_failure).run()
         parked = progress.snapshot().parked
+        if once and not parked:
+            # Without new records there was no micro-batch to try the tables at rest.
+            parked = own(read_at_rest(spark, pipeline.pipeline.parking).tables, pipeline)
         for line in lines_of(parked, loaded.secrets.mask):
             logger.error("%s", line)
-        reason = "everything available is merged" if signals.received is None else "stopped by a signal"
+        reason = "everything available is merged" + " or parked" * bool(parked)
+        if signals.received is not None:
+            reason = "stopped by a signal"
         logger.info("ended: %s", reason if code is ExitCode.OK else "a signal interrupted the running micro-batch")
         # A scheduler has to notice; who stops a pipeline by a signal does not ask for its state.
         return ExitCode.PARKED if once and code is ExitCode.OK and parked else code

@@ -462,6 +462,11 @@ def test_a_table_at_rest(start_command, land, write_pipeline, read_rows, tmp_pat
     assert "at rest" not in status.stdout
     assert not Parsed((tmp_path / "page.html").read_text()).all("section", "at-rest")
 
+    nothing_new = start_command("run", "pipeline.toml", "--once")
+    assert nothing_new.wait() == 4, "a scheduler would take the table for merged"
+    assert re.match(r"ERROR ./lake/items: at rest, 1 record parked since ", sentences(nothing_new)[-2])
+    assert sentences(nothing_new)[-1] == "INFO ended: everything available is merged or parked"
+
     (tmp_path / "pipeline.toml").write_text(mended)
     land("2.json", ("shop.items", {"id": 1, "qty": 6}), ("shop.items", {"id": 2, "qty": 1}))
     again = start_command("run", "pipeline.toml", "--once")

@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from stream_merge.cli.file.option_checks import table_key
+from stream_merge.cli.file.pipeline import Pipeline
 from stream_merge.cli.query.failures import MAX_LENGTH
+from stream_merge.cli.query.tables import find_table
 from stream_merge.cli.show.formats import duration, plural, utc
 from stream_merge.errors import StreamMergeError
 from stream_merge.metrics import ParkedTable
@@ -52,6 +54,18 @@ def read_at_rest(spark: SparkSession, parking: str | None) -> AtRest:
     except StreamMergeError as error:
         return AtRest(problem=f"{parking} can't be read, so tables at rest are not known: {error}")
     return AtRest(tables=in_order(found))
+
+
+def own(tables: Sequence[ParkedTable], pipeline: Pipeline) -> tuple[ParkedTable, ...]:
+    """Return the tables that a pipeline merges into: others may park their records in the same table."""
+    return tuple(
+        table
+        for table in tables
+        if any(
+            (found := find_table(pipeline, source)) is not None and table_key(found.target) == table_key(table.target)
+            for source in table.sources
+        )
+    )
 
 
 def in_order(tables: Sequence[ParkedTable]) -> tuple[ParkedTable, ...]:
