@@ -28,8 +28,8 @@ from stream_merge.partial_updates.registers import PartialUpdates, partial_claus
 from stream_merge.partial_updates.special_changes import own_columns
 from stream_merge.partial_updates.whole_rows import whole_row_clauses
 from stream_merge.sql import quote
-from stream_merge.table.deletion_vectors import VectorCache
 from stream_merge.table.char_columns import CHAR_VARCHAR
+from stream_merge.table.deletion_vectors import VectorCache
 from stream_merge.table.features import GENERATED
 from stream_merge.table.files import TableFiles
 from stream_merge.tombstones.moved_schemas import MovedSchemas

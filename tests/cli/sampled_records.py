@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stream_merge.cli.discover.messages import SampledRecord
+from stream_merge.cli.query.messages import SampledRecord
 from tests.debezium import records
 from tests.debezium.captures import CAPTURES
 

@@ -6,8 +6,8 @@ import pytest
 
 from stream_merge.cli.discover.columns import sent_columns
 from stream_merge.cli.discover.findings import Family, examine
-from stream_merge.cli.discover.messages import SampledRecord
 from stream_merge.cli.discover.sample import is_chosen, sample_ranges
+from stream_merge.cli.query.messages import SampledRecord
 from tests.cli.sampled_records import ID, ID_KEY, ROW, captured, described, envelope, record
 from tests.debezium.captures import CAPTURES
 from tests.debezium.cloud_events import event_of

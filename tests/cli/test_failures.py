@@ -230,7 +230,9 @@ def test_one_table_that_would_fail_again_decides_for_all():
 def test_plans_are_cut_off():
     plan = "'Project ['lower('nme) AS x#1]\n+- Relation [k#2] parquet\n"
     for place in ("; line 1 pos 0;\n", ";\n"):
-        error = UnresolvedColumnError(f"./t: batch 1: [UNRESOLVED_COLUMN] No column `nme`. SQLSTATE: 42703{place}{plan}")
+        error = UnresolvedColumnError(
+            f"./t: batch 1: [UNRESOLVED_COLUMN] No column `nme`. SQLSTATE: 42703{place}{plan}"
+        )
         assert describe(error).sentence == "./t: batch 1: [UNRESOLVED_COLUMN] No column `nme`."
 
 

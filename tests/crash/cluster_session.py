@@ -148,55 +148,76 @@ def changes(spark: SparkSession) -> DataFrame:
     return rows.repartition(3).dropDuplicates(["id"])
 
 
+def _by_keys(spark: SparkSession, root: Path) -> None:
+    merge_sink(str(root / "target"), keys="id").merge(changes(spark).select("id", "n"))
+
+
+def _by_clauses(spark: SparkSession, root: Path) -> None:
+    sink = merge_sink(str(root / "target"), on="target.id = source.id")
+    sink = sink.when_matched_update(set={"n": "target.n + source.n"}, condition="target.n < 0")
+    sink.when_not_matched_insert().merge(changes(spark).select("id", "n"))
+
+
+def _in_order(spark: SparkSession, root: Path) -> None:
+    rows = spark.range(2 * NUM_KEYS).selectExpr(f"id % {NUM_KEYS} AS id", "id AS n", "id % 4 = 3 AS gone")
+    sink = merge_sink(str(root / "target"), keys="id", sequence_by="n", delete_when="gone", except_columns="gone")
+    sink.merge(rows.repartition(3))
+
+
+def _in_parts(spark: SparkSession, root: Path) -> None:
+    rows = changes(spark).selectExpr("id", "n", "s", "IF(n % 2 = 0, array('n'), array()) AS unset")
+    target = str(root / "target")
+    merge_sink(target, keys="id", sequence_by="s", unchanged_columns="unset", except_columns="unset").merge(rows)
+
+
+def _with_quarantine(spark: SparkSession, root: Path) -> None:
+    options = {"quarantine": str(root / "quarantine"), "expect": {"small": f"n < {NUM_KEYS}"}}
+    merge_sink(str(root / "target"), keys="id", **options).merge(changes(spark).select("id", "n"))
+
+
+def _routed(spark: SparkSession, root: Path) -> None:
+    rows = changes(spark).selectExpr("id", "id AS n", "IF(id % 2 = 0, 'even', 'odd') AS name")
+    tables = {"even": "target", "odd": "odd"}
+    sinks = {name: merge_sink(str(root / table), keys="id", except_columns="name") for name, table in tables.items()}
+    merge_router(sinks, by="name", max_parallel=1).merge(rows)
+
+
+def _evolving(spark: SparkSession, root: Path) -> None:
+    sink = merge_sink(str(root / "target"), keys="id", sequence_by="n", schema_changes="evolve")
+    rows = spark.range(2 * NUM_KEYS).selectExpr(f"id % {NUM_KEYS} AS id", "id AS n", f"{RATIO} AS ratio")
+    sink.merge(rows.repartition(3))
+    # The source drops the column; these changes are late.
+    sink.merge(spark.range(10).selectExpr("id", "CAST(-1 AS BIGINT) AS n"))
+
+
+def _decoded(spark: SparkSession, root: Path) -> None:
+    sink = merge_sink(str(root / "target"), keys="id", **debezium.MERGE_OPTIONS)
+    # Both batches are decoded and merged by the same plans, which were made for the first.
+    for first, last in ((0, 2 * NUM_KEYS), (2 * NUM_KEYS, 2 * NUM_KEYS + 10)):
+        sink.merge(debezium.changes(_records(spark, first, last), "id BIGINT, n BIGINT", ["id"]))
+
+
+MERGES: dict[str, Callable[[SparkSession, Path], None]] = {
+    "keys": _by_keys,
+    "clauses": _by_clauses,
+    "ordered": _in_order,
+    "partial": _in_parts,
+    "quarantine": _with_quarantine,
+    "router": _routed,
+    "evolving": _evolving,
+    "decoded": _decoded,
+}
+"""Merge the changes into the tables below a folder, by the name of the sink."""
+
+
 def merge(spark: SparkSession, sink: str, root: Path) -> dict[str, Any]:
     """Merge the changes by the named sink, and return the rows of its tables."""
-    target = str(root / "target")
-    if sink == "keys":
-        merge_sink(target, keys="id").merge(changes(spark).select("id", "n"))
-    elif sink == "clauses":
-        (
-            merge_sink(target, on="target.id = source.id")
-            .when_matched_update(set={"n": "target.n + source.n"}, condition="target.n < 0")
-            .when_not_matched_insert()
-        ).merge(changes(spark).select("id", "n"))
-    elif sink == "ordered":
-        rows = spark.range(2 * NUM_KEYS).selectExpr(f"id % {NUM_KEYS} AS id", "id AS n", "id % 4 = 3 AS gone")
-        merge_sink(target, keys="id", sequence_by="n", delete_when="gone", except_columns="gone").merge(
-            rows.repartition(3)
-        )
-    elif sink == "partial":
-        rows = changes(spark).selectExpr("id", "n", "s", "IF(n % 2 = 0, array('n'), array()) AS unset")
-        sink_of_parts = merge_sink(
-            target, keys="id", sequence_by="s", unchanged_columns="unset", except_columns="unset"
-        )
-        sink_of_parts.merge(rows)
-    elif sink == "quarantine":
-        quarantine = str(root / "quarantine")
-        merge_sink(target, keys="id", quarantine=quarantine, expect={"small": f"n < {NUM_KEYS}"}).merge(
-            changes(spark).select("id", "n")
-        )
-    elif sink == "router":
-        rows = changes(spark).selectExpr("id", "id AS n", "IF(id % 2 = 0, 'even', 'odd') AS name")
-        sinks = {
-            name: merge_sink(str(root / table), keys="id", except_columns="name")
-            for name, table in (("even", "target"), ("odd", "odd"))
-        }
-        merge_router(sinks, by="name", max_parallel=1).merge(rows)
-    elif sink == "evolving":
-        sink_that_evolves = merge_sink(target, keys="id", sequence_by="n", schema_changes="evolve")
-        rows = spark.range(2 * NUM_KEYS).selectExpr(f"id % {NUM_KEYS} AS id", "id AS n", f"{RATIO} AS ratio")
-        sink_that_evolves.merge(rows.repartition(3))
-        # The source drops the column; these changes are late.
-        sink_that_evolves.merge(spark.range(10).selectExpr("id", "CAST(-1 AS BIGINT) AS n"))
-    elif sink == "decoded":
-        sink_of_records = merge_sink(target, keys="id", **debezium.MERGE_OPTIONS)
-        # Both batches are decoded and merged by the same plans, which were made for the first.
-        for first, last in ((0, 2 * NUM_KEYS), (2 * NUM_KEYS, 2 * NUM_KEYS + 10)):
-            sink_of_records.merge(debezium.changes(_records(spark, first, last), "id BIGINT, n BIGINT", ["id"]))
+    MERGES[sink](spark, root)
     found = {name: _rows(spark, root / name) for name in ("target", "odd") if (root / name).exists()}
     if sink == "evolving":
-        rows = spark.read.format("delta").load(target).where(f"NOT ratio <=> IF(n < 0, NULL, {RATIO.replace('id', 'n')})")
-        found["wrong_ratios"] = _collected(rows.select("id", "n"))
+        ratio = f"IF(n < 0, NULL, {RATIO.replace('id', 'n')})"
+        wrong = spark.read.format("delta").load(str(root / "target")).where(f"NOT ratio <=> {ratio}")
+        found["wrong_ratios"] = _collected(wrong.select("id", "n"))
     if (root / "quarantine").exists():
         found["quarantined"] = sorted(int(row[0]) for row in _column(spark, root / "quarantine"))
     return found

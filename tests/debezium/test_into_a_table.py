@@ -58,7 +58,7 @@ def test_an_update_whose_record_has_another_key_than_the_table_is_set_aside(spar
     (aside,) = read_rows(rejected, "offset", "reason")
     assert aside["offset"] == 2
     assert (
-        "the record's key {\"id\": 1} has no tenant, so an update of tenant would keep the old row: let the connector "
+        'the record\'s key {"id": 1} has no tenant, so an update of tenant would keep the old row: let the connector '
         "send it (message.key.columns), or let keys name the columns of the record's key"
     ) in aside["reason"]
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, RouterError, debezium, merge_router, merge_sink
 from stream_merge.cli.discover.findings import key_row
-from stream_merge.cli.discover.messages import SampledRecord, message_of
+from stream_merge.cli.query.messages import SampledRecord, message_of
 from stream_merge.debezium.keys import ToldKeys, told_keys, with_key_parts
 from stream_merge.errors import ConfigurationChangedError
 from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record, with_schema

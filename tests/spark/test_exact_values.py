@@ -103,8 +103,8 @@ def test_without_a_quarantine_the_batch_is_refused(create_table, create_source, 
     with pytest.raises(SchemaMismatchError) as raised:
         merge_sink(path, keys="id", sequence_by="id").merge(create_source(f"id INT, v {kind}", [(1, None), (2, value)]))
     assert str(raised.value) == (
-        f"{path}: V: {value} is {kind}, which {target} cannot hold without a loss. Widen the column, or cast in the source if "
-        "the value may be changed."
+        f"{path}: V: {value} is {kind}, which {target} cannot hold without a loss. Widen the column, or cast in the "
+        "source if the value may be changed."
     )
     assert read_rows(path) == []
 

@@ -413,7 +413,9 @@ def test_records_keep_their_columns_and_other_types_are_refused(shop: Shop, crea
 
     The session has a transaction id, by which Delta would skip the second of its own writes to the parking table.
     """
-    settings({f"spark.databricks.delta.write.txn{name}": value for name, value in (("AppId", "mine"), ("Version", "7"))})
+    settings(
+        {f"spark.databricks.delta.write.txn{name}": value for name, value in (("AppId", "mine"), ("Version", "7"))}
+    )
     path = shop.tables["items"]
 
     def make_router() -> MergeRouter:

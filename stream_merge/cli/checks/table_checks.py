@@ -20,9 +20,11 @@ from stream_merge.cli.file.faults import Fault
 from stream_merge.cli.file.load import LoadedPipeline
 from stream_merge.cli.file.pipeline import TableSettings
 from stream_merge.cli.query.decoding import Decoder, target_schema
+from stream_merge.cli.query.messages import SampledRecord, message_of
 from stream_merge.cli.query.sources import is_path
 from stream_merge.cli.query.spark_messages import short_message
 from stream_merge.cli.query.tables import FoundTable, find_table, matching_tables, sink_options
+from stream_merge.debezium.decode_errors import decodable
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.debezium.settings import tells_keys
 from stream_merge.errors import ConfigError, StreamMergeError, UnresolvedColumnError
@@ -167,7 +169,7 @@ class _TableCheck:
             rows = Decoder(self.loaded.pipeline.decode, settings, self.table.target, self.source)(records)
             if rows is None or self._tells_no_keys(rows):
                 return
-            faults = [*self._column_faults(rows), *self._expression_faults(rows)]
+            faults = [*self._column_faults(rows), *self._expression_faults(rows), *self._unsent_faults(records)]
             yield from faults
             if not faults:
                 yield from self._value_faults(rows)
@@ -224,6 +226,24 @@ class _TableCheck:
             for place, name in enumerate(names if isinstance(names, list) else ()):
                 if name.lower() not in present:
                     yield self._fault(option, f"the rows have no column {name}; they have {', '.join(own)}", place)
+
+    def _unsent_faults(self, records: DataFrame) -> Iterator[Fault]:
+        """Yield the columns that are given but in no message: their values would all be NULL."""
+        columns = self.table.settings.columns
+        if self.loaded.pipeline.decode.format != "debezium" or columns is None:
+            return
+        values = decodable(records).selectExpr("CAST(value AS BINARY) AS value").collect()
+        images = [
+            image for row in values for image in message_of(SampledRecord(topic=self.source, value=row["value"])).images
+        ]
+        sent = {name for image in images for name in image}
+        for name in resolve_columns(columns) if sent else ():
+            if name not in sent:
+                yield self._fault(
+                    "columns",
+                    f"no message among the first {len(values)} has a column {name}; they have "
+                    f"{', '.join(sorted(sent))}{self._of_source()}",
+                )
 
     def _is_created(self) -> bool:
         return target_schema(self.spark, self.table.target) is None

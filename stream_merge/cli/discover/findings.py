@@ -19,7 +19,7 @@ from stream_merge.cli.discover.columns import (
     sent_columns,
 )
 from stream_merge.cli.discover.foreign import find_foreign
-from stream_merge.cli.discover.messages import META_PREFIX, Message, SampledRecord, Shape, message_of, parsed
+from stream_merge.cli.query.messages import META_PREFIX, Message, SampledRecord, Shape, message_of, parsed
 from stream_merge.debezium.envelope import DELETED
 from stream_merge.debezium.keys import NO_KEYS, POSITIONS, ToldKeys, told_keys
 from stream_merge.debezium.schemas import row_members

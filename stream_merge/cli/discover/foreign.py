@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stream_merge.cli.discover.messages import SampledRecord, is_wrapped, parsed
+from stream_merge.cli.query.messages import SampledRecord, is_wrapped, parsed
 
 HIDDEN_PREFIX = "__"
 """Begins the names of Kafka's own topics, and those of Debezium's heartbeats."""

@@ -11,8 +11,8 @@ from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.kafka_topics import open_topics
 from stream_merge.cli.checks.source_checks import explain_kafka_error
 from stream_merge.cli.discover.foreign import HIDDEN_PREFIX
-from stream_merge.cli.discover.messages import SampledRecord
 from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.query.messages import SampledRecord
 from stream_merge.cli.query.registry import make_registry
 from stream_merge.cli.query.sources import OffsetRange, read_offsets
 from stream_merge.cli.query.topics import client_options
