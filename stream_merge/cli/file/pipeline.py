@@ -117,7 +117,8 @@ class DecodeSettings(Section):
     format: Literal["debezium", "json", "none"] = "none"
     """"debezium": Debezium's events in JSON, or with `[registry]` in Avro, also as CloudEvents, decoded with
     `stream_merge.debezium`, which brings order, deletes, TRUNCATE, key changes and unsent values. "json": the record's
-    value is a JSON object of the table's columns. "none": the source's own columns."""
+    value is a JSON object of the table's columns; records without a value are left out, so a delete must be marked in
+    the value (`delete_when`). "none": the source's own columns."""
     placeholder: str = "__debezium_unavailable_value"
     """Debezium's `unavailable.value.placeholder`."""
     layout: Literal["envelope", "flattened"] | None = None
