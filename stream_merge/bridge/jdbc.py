@@ -79,9 +79,12 @@ class JdbcSession:
             table: Its name, exactly.
         """
         with _told():
-            found = self.connection.getMetaData().getPrimaryKeys(
-                self.connection.getCatalog(), schema or self.connection.getSchema(), table
-            )
+            metadata, catalog = self.connection.getMetaData(), self.connection.getCatalog()
+            if metadata.supportsSchemasInDataManipulation():
+                found = metadata.getPrimaryKeys(catalog, schema or self.connection.getSchema(), table)
+            else:
+                # MySQL's drivers call its databases catalogs.
+                found = metadata.getPrimaryKeys(schema or catalog, None, table)
             columns: dict[int, str] = {}
             while found.next():
                 columns[int(found.getShort("KEY_SEQ"))] = str(found.getString("COLUMN_NAME"))
@@ -93,11 +96,19 @@ class JdbcSession:
         Raises:
             DatabaseError: The database refuses the query.
         """
+        return [first for (first,) in self.rows(query, 1)]
+
+    def rows(self, query: str, num_columns: int) -> list[tuple[str, ...]]:
+        """Return the first columns of a query that has few rows, as text.
+
+        Raises:
+            DatabaseError: The database refuses the query.
+        """
         with _told(), _closing(self.connection.createStatement()) as statement:
             rows = statement.executeQuery(query)
-            found: list[str] = []
+            found: list[tuple[str, ...]] = []
             while rows.next():
-                found.append(str(rows.getString(1)))
+                found.append(tuple(str(rows.getString(place)) for place in range(1, num_columns + 1)))
             return found
 
 

@@ -22,6 +22,7 @@ import pytest
 from tests.services.connect import DEBEZIUM_VERSION, Connect, LocalConnect
 from tests.services.containers import Containers
 from tests.services.kafka import Kafka, LocalKafka
+from tests.services.mariadb import LocalMariaDB, MariaDB
 from tests.services.postgres import LocalPostgres, Postgres
 from tests.services.processes import ServiceError, Unavailable
 from tests.services.spark_packages import kafka_conf
@@ -70,6 +71,21 @@ def postgres(service_logs: Path, containers: Containers) -> Generator[Postgres]:
             server.close()
 
     yield from first_way("PostgreSQL", given, in_container, as_process)
+
+
+@pytest.fixture(scope="session")
+def mariadb(service_logs: Path) -> Generator[MariaDB]:
+    """Return a MariaDB, a process on this machine; nothing in the suite but its own test needs one."""
+
+    def as_process() -> Iterator[MariaDB]:
+        server = LocalMariaDB(log=service_logs / "mariadb.log")
+        try:
+            server.start()
+            yield server.mariadb()
+        finally:
+            server.close()
+
+    yield from first_way("MariaDB", as_process)
 
 
 @pytest.fixture(scope="session")

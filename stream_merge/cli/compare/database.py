@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stream_merge.bridge.jdbc import DatabaseError, connected
+from stream_merge.bridge.jdbc import DatabaseError, JdbcSession, connected
+from stream_merge.cli.compare import mysql
 from stream_merge.cli.compare.kinds import POSTGRES_SESSION, KeyKind, SourceColumn, quoted, source_column
 from stream_merge.cli.compare.ranges import literal_of
 from stream_merge.cli.errors import ExitCode, PipelineError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _DRIVERS = {
     "postgresql": ("org.postgresql.Driver", "org.postgresql:postgresql:42.7.13"),
+    "mysql": ("com.mysql.cj.jdbc.Driver", "com.mysql:mysql-connector-j:9.4.0"),
+    "mariadb": ("org.mariadb.jdbc.Driver", "org.mariadb.jdbc:mariadb-java-client:3.5.6"),
 }
 """Class and package of the driver by the first part of the address. Others must be given, or be there."""
 
@@ -76,6 +79,9 @@ class Access:
         known = _DRIVERS.get(self._kind)
         driver = self.driver or (known[0] if known is not None else None)
         given = {"url": self.url, "user": self.user, "password": self.password, "driver": driver}
+        if self._kind == "mysql":
+            # Without a cursor its driver holds all rows of a query in memory.
+            given["useCursorFetch"] = "true"
         return {name: value for name, value in given.items() if value is not None}
 
     @property
@@ -211,7 +217,7 @@ def find_table(spark: SparkSession, access: Access, name: TableName) -> Database
         with connected(spark, access.options) as session:
             quote, product = session.quote, session.product
             try:
-                columns = session.columns(name.sql(quote))
+                columns = _columns_of(session, name.sql(quote), quote, product)
             except DatabaseError as error:
                 raise PipelineError(
                     f"The database's table {name} cannot be read: {_ended(str(error))} Names are taken exactly, in "
@@ -222,12 +228,25 @@ def find_table(spark: SparkSession, access: Access, name: TableName) -> Database
                 access=access,
                 name=name,
                 quote=quote,
-                session=POSTGRES_SESSION if product == "postgresql" else None,
-                columns=tuple(source_column(column, quote, product) for column in columns),
+                session={"postgresql": POSTGRES_SESSION, **dict.fromkeys(mysql.PRODUCTS, mysql.SESSION)}.get(product),
+                columns=columns,
                 primary_key=session.primary_key(name.schema, name.name),
             )
     except DatabaseError as error:
         raise refused(access, str(error)) from error
+
+
+def _columns_of(session: JdbcSession, table: str, quote: str, product: str) -> tuple[SourceColumn, ...]:
+    """Return how the columns of a table are read.
+
+    Raises:
+        DatabaseError: There is no such table, or the user may not read it.
+    """
+    if product not in mysql.PRODUCTS:
+        return tuple(source_column(column, quote, product) for column in session.columns(table))
+    found = session.rows(f"SHOW COLUMNS FROM {table}", 3)
+    declared = [mysql.DeclaredColumn(name=name, declared=kind, is_nullable=null == "YES") for name, kind, null in found]
+    return tuple(mysql.source_column(column, quote) for column in declared)
 
 
 def refused(access: Access, message: str) -> PipelineError:
