@@ -53,6 +53,8 @@ SESSION_CONF = {
     # snapshots.
     "spark.databricks.delta.delta.log.cacheSize": "20",
     "spark.sql.ui.retainedExecutions": "50",
+    # Nobody looks at the texts of plans, which each execution writes.
+    "spark.sql.ui.explainMode": "simple",
     # A dozen calls for each operation on a Column. The sink does without them whatever the setting is.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Over a dozen rows, compiling a plan and planning each stage anew take longer than running it.
