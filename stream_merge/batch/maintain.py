@@ -28,6 +28,10 @@ logger: logging.Logger = logging.getLogger("stream_merge")
 
 clock: Callable[[], float] = time.monotonic
 
+MAX_PARALLEL = 4
+"""So many files are written at a time at most, by one task each."""
+
+_CHECKPOINT_INTERVAL = 10
 _AUTO_COMPACT = ("delta.autoOptimize.autoCompact", "spark.databricks.delta.autoCompact.enabled")
 
 
@@ -95,11 +99,14 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
         check_supported(batch.config.target, transaction.metadata, transaction.protocol, transaction.schema)
         files = batch.caches.active_files(transaction)
         upkeep.note_files(files.all())
-        piece = min(account.piece_seconds, account.balance)
+        if _meets_checkpoint(transaction):
+            return {}
+        piece, num_parallel = min(account.piece_seconds, account.balance), _num_parallel(batch)
         found = bins(
             files.all(),
             target_bytes=target_bytes_of(transaction.properties),
-            max_work_bytes=account.affordable_bytes(piece),
+            # Several are rewritten at a time.
+            max_work_bytes=account.affordable_bytes(piece) / num_parallel,
             # Else Delta merges small files after each commit.
             merges_small=not transaction.is_on(*_AUTO_COMPACT),
         )
@@ -108,7 +115,7 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
             upkeep.num_waiting = WAIT_BATCHES
             return {}
         with sessions.job_description(batch.spark, f"{batch.name}: compact"):
-            compaction = compact(transaction, chosen, clock)
+            compaction = compact(transaction, chosen, clock, max_parallel=num_parallel)
             _follow(batch, last, compaction, upkeep)
     finally:
         account.maintained(clock() - started, sum(one.work_bytes for one in chosen))
@@ -118,6 +125,24 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
         "compacted_bytes": compaction.num_bytes,
         "purged_rows": compaction.num_dead_rows,
     }
+
+
+def _num_parallel(batch: MicroBatch) -> int:
+    return max(1, min(MAX_PARALLEL, batch.spark.sparkContext.defaultParallelism))
+
+
+def _meets_checkpoint(transaction: Transaction) -> bool:
+    """Whether the batch has written a checkpoint of the log, or a compaction would have to.
+
+    A checkpoint takes as long as a few batches: with a compaction beside it, a batch would take longer than readers of
+    its figures expect. The next batch can compact as well.
+    """
+    interval = int(transaction.properties.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
+    return (
+        interval >= _CHECKPOINT_INTERVAL
+        and transaction.version % interval in (0, interval - 1)
+        and transaction.version > 0
+    )
 
 
 def _follow(batch: MicroBatch, last: StagedAttempt, compaction: Compaction, upkeep: Upkeep) -> None:

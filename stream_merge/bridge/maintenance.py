@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,15 @@ OPTIMIZE_METRICS = (
 )
 """Delta's names of the metrics of an OPTIMIZE that are known here."""
 
+_tracking = threading.Lock()
+"""A transaction's set of files is not made for several threads."""
+
 
 def rewrite(transaction: Transaction, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Write the rows of files that are not deleted to one new file for each partition, as Delta's OPTIMIZE does.
 
-    Rows keep their ids and their commit versions. No default, generated value or constraint changes a row.
+    Rows keep their ids and their commit versions. No default, generated value or constraint changes a row. Several
+    threads may do this in one transaction, as Delta's OPTIMIZE does.
 
     Args:
         transaction: The transaction, which from now on conflicts with whoever removes one of the files.
@@ -39,7 +44,8 @@ def rewrite(transaction: Transaction, files: Sequence[dict[str, Any]]) -> list[d
     jvm, handle = transaction.jvm, transaction.handle
     python_utils = java_class(jvm, "org.apache.spark.api.python.PythonUtils")
     adds = python_utils.toSeq(actions(jvm, "AddFile", files))
-    handle.trackFilesRead(python_utils.toSeq(actions(jvm, "AddFile", without_stats(files))))
+    with _tracking:
+        handle.trackFilesRead(python_utils.toSeq(actions(jvm, "AddFile", without_stats(files))))
     rows = transaction.table.log.createDataFrame(transaction.snapshot, adds, False, option(jvm, "Optimize"))
     tracking = scala_object(jvm, "org.apache.spark.sql.delta.RowTracking")
     rows = tracking.preserveRowTrackingColumns(rows, transaction.snapshot)

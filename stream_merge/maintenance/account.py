@@ -42,6 +42,7 @@ class Account:
 
     balance: float = 0.0
     _batches: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_BATCHES))
+    _is_warm: bool = False
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_PIECES))
 
     def merged(self, seconds: float) -> None:
@@ -52,9 +53,13 @@ class Account:
     def maintained(self, seconds: float, work_bytes: float = 0.0) -> None:
         """Take in maintenance that took so long, and the bytes that it read and wrote."""
         self.balance -= seconds
-        if work_bytes:
+        if not work_bytes:
+            return
+        if self._is_warm:
             rate = work_bytes / max(seconds - self._overhead_seconds, seconds / 4, 1e-6)
             self._rates.append(max(rate, LEAST_BYTES_PER_SECOND))
+        # The first piece of a process compiles what all others use.
+        self._is_warm = True
 
     @property
     def piece_seconds(self) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.maintenance import OPTIMIZE_METRICS, operation_metrics, optimize_operation, rewrite
+from stream_merge.bridge.threads import run_side_by_side
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.errors import StreamMergeError
 from stream_merge.maintenance.policy import Bin, is_clustered
@@ -52,10 +54,22 @@ class RowCountError(StreamMergeError):
     """A rewritten file has another number of rows than its originals; nothing was committed."""
 
 
-def compact(transaction: Transaction, bins: Sequence[Bin], clock: Callable[[], float] = time.monotonic) -> Compaction:
+def compact(
+    transaction: Transaction,
+    bins: Sequence[Bin],
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    max_parallel: int = 1,
+) -> Compaction:
     """Rewrite each bin to one file, and commit all of them at once.
 
     A process that is killed before the commit leaves files that no version names, for VACUUM.
+
+    Args:
+        transaction: The version whose files are rewritten.
+        bins: The files.
+        clock: Returns the time in seconds.
+        max_parallel: The number of bins that are rewritten at a time; each takes one task.
 
     Raises:
         Py4JJavaError: It failed, or conflicts with another writer; then the table is as the other one left it.
@@ -65,8 +79,11 @@ def compact(transaction: Transaction, bins: Sequence[Bin], clock: Callable[[], f
     reached("compacting")
     added: list[dict[str, Any]] = []
     try:
-        for together in _jobs(bins):
-            added += _rewritten(transaction, together)
+        tasks = {str(number): partial(_rewritten, transaction, files) for number, files in enumerate(_jobs(bins))}
+        outcomes = run_side_by_side(transaction.table.spark, tasks, max_parallel=max_parallel)
+        added = [add for number in tasks for add in outcomes.results.get(number, ())]
+        if outcomes.failures:
+            raise next(iter(outcomes.failures.values()))
         reached("compacted")
         version = _commit(transaction, bins, added, started, clock)
     except _FAILURES as error:

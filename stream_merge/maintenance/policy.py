@@ -74,10 +74,15 @@ class Bin:
         return self.num_bytes + self.live_bytes
 
     @property
+    def dead_bytes(self) -> float:
+        """About the bytes that the deleted rows take."""
+        return self.num_bytes - self.live_bytes
+
+    @property
     def worth(self) -> float:
         """What each later reader of the table is spared, for each byte that is read and written now."""
         opened = OPEN_BYTES * (len(self.files) - 1)
-        return (opened + self.num_bytes - self.live_bytes) / (OPEN_BYTES + self.work_bytes)
+        return (opened + self.dead_bytes) / (OPEN_BYTES + self.work_bytes)
 
 
 def dead_share(file: DataFile) -> float:
@@ -102,7 +107,9 @@ def bins(
 ) -> list[Bin]:
     """Return what to rewrite, the worthiest first; no file is in two bins.
 
-    A clustered file is not merged with others, which would mix what clustering has sorted.
+    While the table has more deleted rows than a file may have, those come first that take the least work for each: a
+    large file would otherwise wait for ever, since there are always small ones to merge. A clustered file is not merged
+    with others, which would mix what clustering has sorted.
 
     Args:
         files: The table's files.
@@ -119,7 +126,14 @@ def bins(
         small = [file for file in group if is_small[file.path]]
         found += [Bin(tuple(merged)) for merged in _merges_of(small, target_bytes, max_work_bytes)]
         found += [Bin((file,)) for file in group if is_dead(file) and not is_small[file.path]]
-    return sorted(found, key=lambda one: -one.worth)
+    found.sort(key=lambda one: -one.worth)
+    if sum(file.size - live_bytes(file) for file in files) > DEAD_SHARE * sum(file.size for file in files):
+        dead = [one for one in found if one.dead_bytes >= DEAD_SHARE * one.num_bytes]
+        # Without any, the deleted rows are in files that each have few.
+        for one in sorted(dead, key=lambda one: -one.dead_bytes / (OPEN_BYTES + one.work_bytes))[:1]:
+            found.remove(one)
+            found.insert(0, one)
+    return found
 
 
 def within(found: Sequence[Bin], cost: Callable[[float], float], *, piece: float, balance: float) -> list[Bin]:

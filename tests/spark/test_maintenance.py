@@ -266,7 +266,7 @@ def test_the_index_follows(eager, monkeypatch, spark, create_table, append_rows,
 
     monkeypatch.setattr(index_additions, "_add_some", noted)
     sink = merge_sink(path, keys="k", sequence_by=order, delete_when="op = 'd'", locator="index", maintenance=True)
-    expected, rng = {str(key): key for key in range(100)}, random.Random(4)
+    expected, rng, compacted = {str(key): key for key in range(100)}, random.Random(4), 0
     for number in range(1, 6):
         if number == 3:
             spark.sql(f"OPTIMIZE delta.`{path}`")
@@ -274,7 +274,10 @@ def test_the_index_follows(eager, monkeypatch, spark, create_table, append_rows,
         known = {*active(path)} - {file for file in active(path) if not sink._state().index.has(file)}
         batch = [(str(key), number, 1000 * number + key, rng.choice("uuud")) for key in rng.sample(range(140), 40)]
         result = sink.merge(spark.createDataFrame(batch, f"{schema}, op STRING").coalesce(1))
-        assert (result.locator, result.maintenance) == ("index", "compacted")
+        assert result.locator == "index"
+        # Beside a checkpoint of the log there is no compaction.
+        assert result.maintenance == (None if result.version % 10 in (0, 9) else "compacted")
+        compacted += result.maintenance == "compacted"
         for key, _, value, op in batch:
             expected.pop(key, None)
             if op == "u":
@@ -283,7 +286,8 @@ def test_the_index_follows(eager, monkeypatch, spark, create_table, append_rows,
         assert len(read_rows(path)) == len(expected)
         # What a compaction wrote, the next batch does not read.
         assert not known & {*read}
-        assert all(sink._state().index.has(file) for file in active(path))
+        assert not result.maintenance or all(sink._state().index.has(file) for file in active(path))
+    assert compacted >= 3
 
 
 def test_it_keeps_within_its_account(monkeypatch, create_table, create_source):

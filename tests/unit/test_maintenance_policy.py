@@ -67,6 +67,13 @@ def test_a_file_with_many_deleted_rows_is_rewritten_alone():
     assert chosen(files) == [["unknown"], ["many"]]
 
 
+def test_a_large_file_with_deleted_rows_does_not_wait_for_ever_behind_small_ones():
+    small = [data_file(name, 200 * KB) for name in "abcdefgh"]
+    for dead, expected in ((300, [[*"abcdefgh"], ["large"]]), (600, [["large"], [*"abcdefgh"]])):
+        files = [data_file("large", 10 * MB, dead=dead), *small, data_file("whole", 5 * MB)]
+        assert chosen(files, work=4 * MB) == expected
+
+
 def test_deleted_rows_go_with_the_small_files_that_have_them():
     files = [data_file(name, 100 * KB, dead=500) for name in "abcd"]
     assert chosen(files) == [["a", "b", "c", "d"]]
@@ -101,9 +108,8 @@ def test_a_bin_is_as_large_as_a_file_may_be_and_as_there_is_time_for():
 
 def test_what_saves_readers_most_for_its_cost_comes_first():
     small = [data_file(f"small{n}", 10 * KB) for n in range(20)]
-    found = bins(
-        [*small, data_file("half", 200 * MB, dead=500), data_file("third", 200 * MB, dead=333)], max_work_bytes=1e12
-    )
+    dead = [data_file("half", 200 * MB, dead=500), data_file("third", 200 * MB, dead=333)]
+    found = bins([*small, *dead, data_file("whole", 600 * MB)], max_work_bytes=1e12)
     assert [len(one.files) for one in found] == [20, 1, 1]
     assert [found[1].files[0].path, found[2].files[0].path] == ["half", "third"]
     worths = [one.worth for one in found]
@@ -162,6 +168,8 @@ class TestAccount:
     def test_the_cost_is_learnt_from_what_was_measured(self):
         account = Account()
         before = account.cost(100e6)
+        account.maintained(60.0, 50e6)
+        assert account.cost(100e6) == before, "the first piece, which compiles what all others use, says little"
         account.maintained(10.0, 50e6)
         assert before < account.cost(100e6) == pytest.approx(20.0)
         assert account.affordable_bytes(account.cost(7e6)) == pytest.approx(7e6)
