@@ -290,6 +290,7 @@ def _are_plain(values: Collection[Any], type_name: str) -> bool:
     return type_name != "timestamp" or all(FIRST_PLAIN_MICROS <= value <= LAST_MICROS for value in values)
 
 
+_DATES_OF_PYTHON = ("DATE'0001-01-01'", "DATE'9999-12-31'")
 _COUNTS_OF_ORDER = {"superseded_rows": "superseded", "tied_keys": "tied", "undecidable_rows": "undecidable"}
 
 
@@ -318,6 +319,9 @@ def _aggregates(
             if pair.type_name == "string":
                 # The log has others of the values that are not in UTF-8.
                 values = F.when(F.bool_and(F.is_valid_utf8(value)), values)
+            elif pair.type_name == "date":
+                # Python has no others.
+                values = F.when(F.bool_and(value.between(*map(F.expr, _DATES_OF_PYTHON))), values)
             aggregates.append(values.alias(f"values_{number}"))
     if independence is not None:
         depends, is_written = independence

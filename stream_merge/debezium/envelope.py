@@ -289,9 +289,9 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     `phase` is 0 for rows of a snapshot that rank before all changes, else 1. `position`, `part` and `event` are the
     position in the source's log: for PostgreSQL the lsn of the last commit before the change, the change's own lsn, and
     its order in the transaction; for MySQL the number of the binlog file, position and row; for SQL Server and Db2 the
-    two halves of the change's lsn and the number of the event; for Oracle scn, 0 and ssn; otherwise the record's
-    offset. `half` puts a delete before a create that has everything else in common with it, as when a primary key
-    changes.
+    two halves of the change's lsn and the number of the event; for Oracle scn, 0 and the change's number in its
+    transaction, or ssn where that is not sent; otherwise the record's offset. `half` puts a delete before a create that
+    has everything else in common with it, as when a primary key changes.
     """
     number = "coalesce(try_cast({} AS BIGINT), 0L)".format
     half = "IF(op = 'd', 0L, 1L)"
@@ -312,7 +312,9 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     file_number = "try_cast(regexp_extract(position.file, '([0-9]+)$', 1) AS BIGINT)"
     major = f"coalesce({commit_lsn}, {file_number}, {high}, try_cast(position.scn AS BIGINT), offset, 0L)"
     minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_in_commit}, 0L)"
-    event = number("coalesce(position.row, position.event_serial_no, position.ssn, total_order)")
+    # Of Oracle ssn is 0 for most changes, and several of one transaction may have one scn.
+    in_scn = "IF(position.scn IS NULL, NULL, coalesce(total_order, position.ssn))"
+    event = number(f"coalesce(position.row, position.event_serial_no, {in_scn}, total_order)")
     is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
     # MySQL's log stands still while a snapshot reads its position, so this is the row's place among the changes. A
     # connector that is killed before it has committed any offset starts again with a snapshot, which is newer than some

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from stream_merge.bridge.statement import Once
 from stream_merge.column_names import COLUMN_SEQUENCES, IS_CARRIED_OVER, IS_DELETE, OLD_KEY, UNSET
@@ -40,7 +41,10 @@ class CarriedValues:
         self._partial = partial
         assert partial.sequence is not None  # Without one, the configuration has no keys that change.
         self._sequence_type = partial.sequence
-        self._key_type = moves.departures.schema["from"].dataType
+        key_type = moves.departures.schema["from"].dataType
+        assert isinstance(key_type, StructType)
+        # A tombstone's key may be NULL as far as its type tells.
+        self._key_type = key_type.toNullable()
         self._key, self._order = once(
             "key and order of moves",
             lambda: (key_struct(columns_of(config.keys)), order_of(config.sequence_columns, partial)),

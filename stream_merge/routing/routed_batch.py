@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, DecimalType, DoubleType, FloatType, IntegralType, NullType, StringType
 
 from stream_merge.batch.context import batch_identity, begun_again, output_mode
 from stream_merge.batch.learning import learnt_options
@@ -33,6 +34,9 @@ from stream_merge.sink import MergeSink
 from stream_merge.sql import quote
 
 logger: logging.Logger = logging.getLogger("stream_merge")
+
+_MAX_DIGITS = 38
+"""More digits no DECIMAL has: a union would drop some of the fraction."""
 
 
 @dataclass(slots=True)
@@ -317,6 +321,7 @@ class RoutedBatch:
             prepared = [prepare(name, rows.where(F.col(SOURCE_NAME) == name).drop(SOURCE_NAME)) for name in names]
             frames = [frame for frame in prepared if frame is not None]
             _check_alike(sink.config, names, frames)
+            _check_columns(names, frames)
             return reduce(DataFrame.unionByName, frames) if frames else None
         except JVM_ERRORS as error:
             raise translate(error) from error
@@ -359,3 +364,31 @@ def _check_alike(config: SinkConfig, names: Sequence[str], frames: Sequence[Data
     brought = {repr(sorted(learnt_options(config, frame).items())) for frame in frames}
     if len(brought) > 1:
         raise ConfigError([f"{', '.join(names)}: their rows have different keys and go to one table; separate them"])
+
+
+def _check_columns(names: Sequence[str], frames: Sequence[DataFrame]) -> None:
+    """Refuse sources of one table with other columns, or with types whose values a union would change in silence."""
+    schemas = [{field.name.lower(): field for field in frame.schema.fields} for frame in frames]
+    for schema in schemas[1:]:
+        if schema.keys() != schemas[0].keys():
+            lacking = ", ".join(sorted(schema.keys() ^ schemas[0].keys()))
+            raise ConfigError(
+                [f"{', '.join(names)}: their rows go to one table, and not all have the columns {lacking}; add them"]
+            )
+        for name, column in schema.items():
+            kinds = [schemas[0][name].dataType, column.dataType]
+            if not _are_one_family(*kinds):
+                shown = " and ".join(kind.simpleString() for kind in kinds)
+                told = f"{', '.join(names)}: their rows go to one table, and column {column.name} is {shown}; cast it"
+                raise ConfigError([told])
+
+
+def _are_one_family(one: DataType, other: DataType) -> bool:
+    """Return whether a union leaves the values of both types as they are."""
+    if one.simpleString() == other.simpleString() or isinstance(one, NullType) or isinstance(other, NullType):
+        return True
+    if isinstance(one, DecimalType) and isinstance(other, DecimalType):
+        digits = max(one.precision - one.scale, other.precision - other.scale)
+        return digits + max(one.scale, other.scale) <= _MAX_DIGITS
+    families = (IntegralType, (FloatType, DoubleType), (StringType,))
+    return any(isinstance(one, family) and isinstance(other, family) for family in families)

@@ -94,6 +94,12 @@ def test_sql_server_s_and_oracle_s_logs_are_ordered(spark):
         envelope("u", ROW, connector="oracle", scn="999"),
     ]
     assert order_of(spark, *oracle) == [1, 0]
+    # Two changes by one transaction, which has them in another order than this.
+    in_one = [
+        {**envelope("u", ROW, connector="oracle", scn="999", ssn=0), "transaction": {"id": "7", "total_order": number}}
+        for number in (10, 9)
+    ]
+    assert order_of(spark, *in_one) == [1, 0]
 
 
 def test_changes_of_an_unknown_connector_are_ordered_by_offset(spark):

@@ -408,3 +408,18 @@ def test_columns_are_widened_while_values_wait_for_their_row(
     )
     sink.merge(create_source(new, [(1, 99, 9, "u", [], None, None), (3, 99, 2**30 - 1, "u", [], None, None)]))
     assert read_rows(path, "id", "n", "s") == [Row(id=2, n=10, s=11), Row(id=4, n=30, s=2**30 + 1)]
+
+
+def test_an_old_key_whose_struct_is_never_null(spark, create_table, read_rows):
+    """Its departure came in an earlier batch, so that the value is taken from what the table remembers."""
+    path = create_table("id INT, v INT, w INT, s INT")
+    options = {"delete_when": "op = 'd'", "unchanged_columns": "unset", "old_key": "old", "new_key": "new"}
+    sink = merge_sink(path, keys="id", sequence_by="s", except_columns=["op", "unset", "old", "new"], **options)
+    nothing, old = "CAST(NULL AS STRUCT<id: INT>)", "struct(2 AS id)"
+    for row in (
+        f"2 AS id, 1 AS v, 1 AS w, 1 AS s, 'u' AS op, array('') AS unset, {nothing} AS old, {nothing} AS new",
+        f"2 AS id, 0 AS v, 0 AS w, 7 AS s, 'd' AS op, array('') AS unset, {nothing} AS old, struct(8 AS id) AS new",
+        f"8 AS id, 2 AS v, INT(NULL) AS w, 7 AS s, 'u' AS op, array('w') AS unset, {old} AS old, {nothing} AS new",
+    ):
+        sink.merge(spark.sql(f"SELECT {row}"))
+    assert [tuple(row) for row in read_rows(path, "id", "v", "w", "s")] == [(8, 2, 1, 7)]

@@ -163,6 +163,19 @@ def test_texts_that_are_not_utf_8_do_not_hide_others(
     assert len(rows[0]) == 4
 
 
+@pytest.mark.any_strategy
+def test_dates_that_python_does_not_have_as_keys_that_partition_the_table(spark, create_table, deletion_vectors):
+    """PostgreSQL's infinity is such a date."""
+    path = create_table("k DATE, v INT", partition_by=["k"], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="k")
+    for value in (1, 2):
+        sink.merge(
+            spark.sql(f"SELECT date'+12000-01-01' AS k, {value} AS v UNION ALL SELECT date'-0005-01-01', {value}")
+        )
+    found = spark.read.format("delta").load(path).selectExpr("CAST(k AS STRING)", "v").collect()
+    assert sorted(map(tuple, found)) == [("+12000-01-01", 2), ("-0005-01-01", 2)]
+
+
 def test_a_partition_whose_name_is_not_utf_8(spark, create_table, deletion_vectors):
     path = create_table("p STRING, k INT, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys=["p", "k"], locator="index" if deletion_vectors else None)

@@ -378,6 +378,34 @@ def test_sources_of_one_sink_are_merged_together(
     assert recorded_ids(target) == [0, 1]
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("CAST(1.5 AS DOUBLE) AS id, v, s", "column id is bigint and double; cast"),
+        ("id, 1 AS v, s", "column v is string and int"),
+        ("id, v, s, 1 AS w", "not all have the columns w"),
+        ("CAST(2 AS INT) AS id, v, s", None),
+    ],
+)
+def test_sources_of_one_table_have_the_same_columns_and_no_value_changes(
+    spark: SparkSession, create_table: CreateTable, other: str, reason: str | None
+):
+    """A union of a BIGINT and a DOUBLE, or of a text and a number, would change values in silence."""
+    path = create_table("id BIGINT, v STRING, s BIGINT")
+    rows_of = {"a": ["id", "v", "s"], "b": [f"{part}" for part in other.split(", ")]}
+    sink = merge_sink(path, keys="id", sequence_by="s", app_id="app")
+    router = merge_router(dict.fromkeys(rows_of, sink), by="name", prepare=lambda n, rows: rows.selectExpr(*rows_of[n]))
+    batch = spark.sql("SELECT * FROM VALUES ('a', 9007199254740993, '0012', 1), ('b', 2, 'x', 1) AS t(name, id, v, s)")
+    if reason is not None:
+        with pytest.raises(RouterError, match=reason):
+            router.merge(batch)
+        assert rows(spark, path, "id", "v") == []
+        return
+    router.merge(batch)
+    assert rows(spark, path, "id", "v") == [(2, "x"), (9007199254740993, "0012")]
+
+
 def test_complete_mode_is_refused(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):
     changes.add([("orders", 1, 1)])
     totals = changes.stream(spark).groupBy("topic", "id").agg(F.sum("n").cast("int").alias("n"))
