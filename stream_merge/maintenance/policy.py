@@ -37,6 +37,9 @@ DEAD_SHARE = 0.2
 OPEN_BYTES = 1024 * 1024
 """Opening a file takes a reader as long as reading so many bytes."""
 
+MAX_WAITING_FILES = 40
+"""More small files do not wait for the time that a large one with deleted rows takes."""
+
 MAX_FILES = 1000
 """So many files are merged into one at most."""
 
@@ -127,13 +130,21 @@ def bins(
         found += [Bin(tuple(merged)) for merged in _merges_of(small, target_bytes, max_work_bytes)]
         found += [Bin((file,)) for file in group if is_dead(file) and not is_small[file.path]]
     found.sort(key=lambda one: -one.worth)
-    if sum(file.size - live_bytes(file) for file in files) > DEAD_SHARE * sum(file.size for file in files):
-        dead = [one for one in found if one.dead_bytes >= DEAD_SHARE * one.num_bytes]
-        # Without any, the deleted rows are in files that each have few.
-        for one in sorted(dead, key=lambda one: -one.dead_bytes / (OPEN_BYTES + one.work_bytes))[:1]:
-            found.remove(one)
-            found.insert(0, one)
+    if (deadest := _deadest(found, files)) is not None:
+        found.remove(deadest)
+        found.insert(0, deadest)
     return found
+
+
+def _deadest(found: Sequence[Bin], files: Sequence[DataFile]) -> Bin | None:
+    """Return the bin that comes before worthier ones, since too many rows are deleted; None if there is none."""
+    if sum(file.size - live_bytes(file) for file in files) <= DEAD_SHARE * sum(file.size for file in files):
+        return None
+    if any(len(one.files) > MAX_WAITING_FILES for one in found):
+        return None
+    # There may be none: the deleted rows may be in files that each have few.
+    dead = [one for one in found if one.dead_bytes >= DEAD_SHARE * one.num_bytes]
+    return max(dead, key=lambda one: one.dead_bytes / (OPEN_BYTES + one.work_bytes), default=None)
 
 
 def within(found: Sequence[Bin], cost: Callable[[float], float], *, piece: float, balance: float) -> list[Bin]:

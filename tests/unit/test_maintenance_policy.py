@@ -72,6 +72,8 @@ def test_a_large_file_with_deleted_rows_does_not_wait_for_ever_behind_small_ones
     for dead, expected in ((300, [[*"abcdefgh"], ["large"]]), (600, [["large"], [*"abcdefgh"]])):
         files = [data_file("large", 10 * MB, dead=dead), *small, data_file("whole", 5 * MB)]
         assert chosen(files, work=4 * MB) == expected
+    many = [data_file(f"s{n}", 20 * KB) for n in range(50)]
+    assert len(chosen([data_file("large", 10 * MB, dead=600), *many], work=4 * MB)[0]) == 50
 
 
 def test_deleted_rows_go_with_the_small_files_that_have_them():
