@@ -51,6 +51,11 @@ def with_sequence(
         F.col(quote(part)) if isinstance(part, str) and part.lower() in names else column_of(part) for part in parts
     ]
     named = batch.alias(source_alias)
+    kinds = named.select(*[value.alias(f"s{number}") for number, value in enumerate(values)]).schema
+    values = [
+        remembered_text(value) if isinstance(field.dataType, StringType) else value
+        for value, field in zip(values, kinds.fields, strict=True)
+    ]
     sequence = sequence_struct(values)
     if isinstance(target_type, StructType) and len(target_type) == len(values):
         given = named.select(sequence.alias(SEQUENCE)).schema[SEQUENCE].dataType
@@ -62,6 +67,11 @@ def with_sequence(
     if target_type is not None:
         sequence = sequence.cast(target_type)
     return named.select("*", sequence.alias(SEQUENCE))
+
+
+def remembered_text(value: Column) -> Column:
+    """Return a text, an error where it is not UTF-8: the bounds of remembered deletes are kept as JSON."""
+    return F.validate_utf8(value)
 
 
 def in_type_of_target(value: Column, name: str, given: DataType, kept: DataType) -> Column:

@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from stream_merge import merge_sink
-from stream_merge.errors import AmbiguousMatchError, SchemaMismatchError
+from stream_merge.errors import AmbiguousMatchError, NullKeyError, SchemaMismatchError
 from tests.spark.delta_merge import copy_table, merge_with_delta
 from tests.spark.tables import upsert
 
@@ -174,6 +174,18 @@ def test_dates_that_python_does_not_have_as_keys_that_partition_the_table(spark,
         )
     found = spark.read.format("delta").load(path).selectExpr("CAST(k AS STRING)", "v").collect()
     assert sorted(map(tuple, found)) == [("+12000-01-01", 2), ("-0005-01-01", 2)]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("order", [None, "v"])
+def test_an_empty_text_in_a_key_that_partitions_the_table_is_null(spark, create_table, deletion_vectors, order):
+    """Delta makes NULL of it, so that each merge would insert the row again."""
+    path = create_table("p STRING, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="p", sequence_by=order)
+    sink.merge(spark.sql("SELECT 'a' p, 1 v"))
+    with pytest.raises(NullKeyError, match=r"1 source row\(s\) have NULL in a key \(p\)"):
+        sink.merge(spark.sql("SELECT '' p, 2 v UNION ALL SELECT 'a', 2"))
+    assert [tuple(row) for row in spark.read.format("delta").load(path).select("p", "v").collect()] == [("a", 1)]
 
 
 def test_a_partition_whose_name_is_not_utf_8(spark, create_table, deletion_vectors):
