@@ -164,7 +164,9 @@ def test_changes_that_set_single_columns(create_table, create_source, read_rows,
     types = "id INT, v DECIMAL(12, 4), w STRING, s INT, unset ARRAY<STRING>"
     sink.merge(create_source(types, [(1, Decimal("1.25"), "a", 1, None)]))
     sink.merge(create_source(types, [(1, None, "b", 2, ["v"])]))
-    with pytest.raises(SchemaMismatchError, match=r"^v: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\) cannot hold"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"target: v: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\)"
+    ):
         sink.merge(create_source(types, [(1, Decimal("1.2345"), None, 3, ["w"])]))
     assert [tuple(row) for row in read_rows(path, "id", "v", "w", "s")] == [(1, Decimal("1.25"), "b", 2)]
 
@@ -187,7 +189,7 @@ def test_debezium_s_numbers_of_more_digits_than_the_table_has(spark, create_tabl
     log = changes(("c", (1, 12500), None), ("c", (2, 12345), None), ("d", None, (2, 12345)), ("c", (3, 12345), None))
     # Without a key it is the row before the removal that is looked at first.
     name = "price" if keys else "price before the change"
-    with pytest.raises(SchemaMismatchError, match=rf"^{name}: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\)"):
+    with pytest.raises(SchemaMismatchError, match=rf"target: {name}: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\)"):
         merge_sink(path, **options).merge(log)
     assert read_rows(path, "id") == []
 
