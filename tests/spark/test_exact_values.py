@@ -164,9 +164,7 @@ def test_changes_that_set_single_columns(create_table, create_source, read_rows,
     types = "id INT, v DECIMAL(12, 4), w STRING, s INT, unset ARRAY<STRING>"
     sink.merge(create_source(types, [(1, Decimal("1.25"), "a", 1, None)]))
     sink.merge(create_source(types, [(1, None, "b", 2, ["v"])]))
-    with pytest.raises(
-        SchemaMismatchError, match=r"target: v: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\)"
-    ):
+    with pytest.raises(SchemaMismatchError, match=r"target: v: 1\.2345 is DECIMAL\(12,4\), which DECIMAL\(8,2\)"):
         sink.merge(create_source(types, [(1, Decimal("1.2345"), None, 3, ["w"])]))
     assert [tuple(row) for row in read_rows(path, "id", "v", "w", "s")] == [(1, Decimal("1.25"), "b", 2)]
 
