@@ -19,7 +19,7 @@ from stream_merge.errors import SchemaMismatchError
 from stream_merge.keyless.bind import with_row_ids
 from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
-from stream_merge.order.sequence import in_type_of_target, remembered_text, stored_in, with_sequence
+from stream_merge.order.sequence import in_type_of_target, stored_in, valid_text, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
 from stream_merge.sql import quote
 from stream_merge.table.features import GENERATED
@@ -158,7 +158,7 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
         if field.dataType != kept:
             typed[field.name] = in_type_of_target(value, field.name, field.dataType, kept)
         elif isinstance(kept, StringType):
-            typed[field.name] = remembered_text(value)
+            typed[field.name] = valid_text(value)
     for name in config.keys:
         field, kept = given.get(name.lower()), in_target.get(name.lower())
         if field is None or kept is None or field.dataType == kept or field.name in typed:

@@ -32,6 +32,7 @@ MAX_PARALLEL = 4
 """So many files are written at a time at most, by one task each."""
 
 _CHECKPOINT_INTERVAL = 10
+"""Delta's default. In a table with more checkpoints there would be no time left for compactions."""
 _AUTO_COMPACT = ("delta.autoOptimize.autoCompact", "spark.databricks.delta.autoCompact.enabled")
 
 
@@ -96,11 +97,11 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
     chosen: list[Bin] = []
     try:
         transaction = last.transaction.table.begin()
+        if _meets_checkpoint(transaction):
+            return {}
         check_supported(batch.config.target, transaction.metadata, transaction.protocol, transaction.schema)
         files = batch.caches.active_files(transaction)
         upkeep.note_files(files.all())
-        if _meets_checkpoint(transaction):
-            return {}
         piece, num_parallel = min(account.piece_seconds, account.balance), _num_parallel(batch)
         found = bins(
             files.all(),
@@ -137,12 +138,9 @@ def _meets_checkpoint(transaction: Transaction) -> bool:
     A checkpoint takes as long as a few batches: with a compaction beside it, a batch would take longer than readers of
     its figures expect. The next batch can compact as well.
     """
+    version = transaction.version
     interval = int(transaction.properties.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
-    return (
-        interval >= _CHECKPOINT_INTERVAL
-        and transaction.version % interval in (0, interval - 1)
-        and transaction.version > 0
-    )
+    return version > 0 and interval >= _CHECKPOINT_INTERVAL and version % interval in (0, interval - 1)
 
 
 def _follow(batch: MicroBatch, last: StagedAttempt, compaction: Compaction, upkeep: Upkeep) -> None:

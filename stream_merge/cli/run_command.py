@@ -21,7 +21,7 @@ from stream_merge.cli.run.stopping import StopSignals
 from stream_merge.cli.show.endpoint import Endpoint
 from stream_merge.cli.show.live import LiveView, result_line
 from stream_merge.cli.show.live_page import RecentResults, served_page
-from stream_merge.cli.show.parked import lines_of, own, read_at_rest
+from stream_merge.cli.show.parked import lines_of, of_pipeline, read_at_rest
 from stream_merge.cli.show.prometheus import Metrics
 
 if TYPE_CHECKING:
@@ -90,7 +90,10 @@ def _run_on_spark(
         parked = progress.snapshot().parked
         if once and not parked:
             # Without new records there was no micro-batch to try the tables at rest.
-            parked = own(read_at_rest(spark, pipeline.pipeline.parking).tables, pipeline)
+            at_rest = read_at_rest(spark, pipeline.pipeline.parking)
+            parked = of_pipeline(at_rest.tables, pipeline)
+            if at_rest.problem is not None:
+                logger.warning("%s", loaded.secrets.mask(at_rest.problem))
         for line in lines_of(parked, loaded.secrets.mask):
             logger.error("%s", line)
         reason = "everything available is merged" + " or parked" * bool(parked)

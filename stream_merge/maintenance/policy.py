@@ -38,7 +38,10 @@ OPEN_BYTES = 1024 * 1024
 """Opening a file takes a reader as long as reading so many bytes."""
 
 MAX_WAITING_FILES = 40
-"""More small files do not wait for the time that a large one with deleted rows takes."""
+"""So many small files wait while time is saved up for a large one with deleted rows; more of them if opening them takes
+no longer than reading `MAX_WAITING_SHARE` of the table."""
+
+MAX_WAITING_SHARE = 0.1
 
 MAX_FILES = 1000
 """So many files are merged into one at most."""
@@ -110,9 +113,9 @@ def bins(
 ) -> list[Bin]:
     """Return what to rewrite, the worthiest first; no file is in two bins.
 
-    While the table has more deleted rows than a file may have, those come first that take the least work for each: a
-    large file would otherwise wait for ever, since there are always small ones to merge. A clustered file is not merged
-    with others, which would mix what clustering has sorted.
+    While the table has more deleted rows than a file may have, the bin comes first that takes the least work for each:
+    a large file would otherwise wait for ever, since there are always small ones to merge. A clustered file is not
+    merged with others, which would mix what clustering has sorted.
 
     Args:
         files: The table's files.
@@ -121,26 +124,27 @@ def bins(
         merges_small: Whether to merge small files; someone else may do it.
     """
     found: list[Bin] = []
+    num_waiting = 0
     for group in _groups(files):
         is_small = {
             file.path: merges_small and not is_clustered(file) and live_bytes(file) < SMALL_SHARE * target_bytes
             for file in group
         }
         small = [file for file in group if is_small[file.path]]
-        found += [Bin(tuple(merged)) for merged in _merges_of(small, target_bytes, max_work_bytes)]
+        tiered = _full_tier(small, max_work_bytes)
+        num_waiting += len(tiered)
+        found += [Bin(tuple(merged)) for merged in _merges_of(small, tiered, target_bytes, max_work_bytes)]
         found += [Bin((file,)) for file in group if is_dead(file) and not is_small[file.path]]
-    found.sort(key=lambda one: -one.worth)
-    if (deadest := _deadest(found, files)) is not None:
-        found.remove(deadest)
-        found.insert(0, deadest)
-    return found
+    deadest = _deadest(found, files, num_waiting)
+    return sorted(found, key=lambda one: (one is not deadest, -one.worth))
 
 
-def _deadest(found: Sequence[Bin], files: Sequence[DataFile]) -> Bin | None:
+def _deadest(found: Sequence[Bin], files: Sequence[DataFile], num_waiting: int) -> Bin | None:
     """Return the bin that comes before worthier ones, since too many rows are deleted; None if there is none."""
-    if sum(file.size - live_bytes(file) for file in files) <= DEAD_SHARE * sum(file.size for file in files):
+    num_bytes = sum(file.size for file in files)
+    if sum(file.size - live_bytes(file) for file in files) <= DEAD_SHARE * num_bytes:
         return None
-    if any(len(one.files) > MAX_WAITING_FILES for one in found):
+    if num_waiting > max(MAX_WAITING_FILES, MAX_WAITING_SHARE * num_bytes / OPEN_BYTES):
         return None
     # There may be none: the deleted rows may be in files that each have few.
     dead = [one for one in found if one.dead_bytes >= DEAD_SHARE * one.num_bytes]
@@ -191,9 +195,10 @@ def _tier(file: DataFile) -> int:
     return int(math.log(max(live_bytes(file), 1.0), TIER_FACTOR))
 
 
-def _merges_of(small: Sequence[DataFile], target_bytes: int, max_work_bytes: float) -> Iterator[list[DataFile]]:
+def _merges_of(
+    small: Sequence[DataFile], tiered: Sequence[DataFile], target_bytes: int, max_work_bytes: float
+) -> Iterator[list[DataFile]]:
     """Return which small files of a partition to merge: those of a tier that is full, and those of deleted rows."""
-    tiered = _full_tier(small, max_work_bytes)
     taken = {file.path for file in tiered}
     # These are rewritten anyway, and need no file of their own.
     dead = [file for file in small if is_dead(file) and file.path not in taken]

@@ -51,15 +51,14 @@ def with_sequence(
         F.col(quote(part)) if isinstance(part, str) and part.lower() in names else column_of(part) for part in parts
     ]
     named = batch.alias(source_alias)
-    kinds = named.select(*[value.alias(f"s{number}") for number, value in enumerate(values)]).schema
+    given = named.select(sequence_struct(values).alias(SEQUENCE)).schema[SEQUENCE].dataType
+    assert isinstance(given, StructType)
     values = [
-        remembered_text(value) if isinstance(field.dataType, StringType) else value
-        for value, field in zip(values, kinds.fields, strict=True)
+        valid_text(value) if isinstance(own.dataType, StringType) else value
+        for value, own in zip(values, given.fields, strict=True)
     ]
     sequence = sequence_struct(values)
     if isinstance(target_type, StructType) and len(target_type) == len(values):
-        given = named.select(sequence.alias(SEQUENCE)).schema[SEQUENCE].dataType
-        assert isinstance(given, StructType)
         sequence = sequence_struct(
             in_type_of_target(value, f"sequence_by ({part})", own.dataType, kept.dataType)
             for value, part, own, kept in zip(values, parts, given.fields, target_type.fields, strict=True)
@@ -69,7 +68,7 @@ def with_sequence(
     return named.select("*", sequence.alias(SEQUENCE))
 
 
-def remembered_text(value: Column) -> Column:
+def valid_text(value: Column) -> Column:
     """Return a text, an error where it is not UTF-8: the bounds of remembered deletes are kept as JSON."""
     return F.validate_utf8(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DecimalType, DoubleType, FloatType, IntegralType, NullType, StringType
+from pyspark.sql.types import ArrayType, DataType, DecimalType, IntegralType, MapType, NullType, StructType
 
 from stream_merge.batch.context import batch_identity, begun_again, output_mode
 from stream_merge.batch.learning import learnt_options
@@ -34,9 +34,6 @@ from stream_merge.sink import MergeSink
 from stream_merge.sql import quote
 
 logger: logging.Logger = logging.getLogger("stream_merge")
-
-_MAX_DIGITS = 38
-"""More digits no DECIMAL has: a union would drop some of the fraction."""
 
 
 @dataclass(slots=True)
@@ -377,18 +374,25 @@ def _check_columns(names: Sequence[str], frames: Sequence[DataFrame]) -> None:
             )
         for name, column in schema.items():
             kinds = [schemas[0][name].dataType, column.dataType]
-            if not _are_one_family(*kinds):
+            if not _is_exact_union(*kinds):
                 shown = " and ".join(kind.simpleString() for kind in kinds)
                 told = f"{', '.join(names)}: their rows go to one table, and column {column.name} is {shown}; cast it"
                 raise ConfigError([told])
 
 
-def _are_one_family(one: DataType, other: DataType) -> bool:
-    """Return whether a union leaves the values of both types as they are."""
-    if one.simpleString() == other.simpleString() or isinstance(one, NullType) or isinstance(other, NullType):
-        return True
-    if isinstance(one, DecimalType) and isinstance(other, DecimalType):
-        digits = max(one.precision - one.scale, other.precision - other.scale)
-        return digits + max(one.scale, other.scale) <= _MAX_DIGITS
-    families = (IntegralType, (FloatType, DoubleType), (StringType,))
-    return any(isinstance(one, family) and isinstance(other, family) for family in families)
+def _is_exact_union(one: DataType, other: DataType) -> bool:
+    """Return whether a union leaves values of both types as they are, also as text: a FLOAT's 0.1 is no DOUBLE's."""
+    match one, other:
+        case (NullType(), _) | (_, NullType()) | (IntegralType(), IntegralType()):
+            return True
+        case DecimalType(), DecimalType():
+            return one.scale == other.scale
+        case StructType(), StructType():
+            pairs = zip(one.fields, other.fields, strict=False)
+            return one.names == other.names and all(_is_exact_union(a.dataType, b.dataType) for a, b in pairs)
+        case ArrayType(), ArrayType():
+            return _is_exact_union(one.elementType, other.elementType)
+        case MapType(), MapType():
+            return _is_exact_union(one.keyType, other.keyType) and _is_exact_union(one.valueType, other.valueType)
+        case _:
+            return one == other

@@ -361,6 +361,13 @@ def test_debezium_with_columns(find, land):
     ]
 
 
+def test_debezium_with_a_column_that_only_the_records_keys_have(find, land):
+    """As routers of logical tables add it, and the flattening its own."""
+    land(event(0, {"id": 1, "name": "a"}, key={"id": 1, "shard": "s1"}))
+    text = PIPELINE + RECORDS + DEBEZIUM + TABLE.replace('["id"]', '["id", "shard"]')
+    assert find(text + 'columns = "id BIGINT, shard STRING, name STRING, __op STRING"\n') == []
+
+
 def test_debezium_with_the_wrong_key(find, land):
     land(event(0, {"id": 1, "name": "a"}, op="u"))
     text = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from stream_merge import debezium, merge_sink
 from tests.debezium.captures import EVENT_SCHEMA
 from tests.debezium.postgres_tables import CAPTURE, SETUP, create, odd_tables, quoted
 from tests.debezium.test_odd_tables import decode
-from tests.end_to_end.pipeline_process import SPARK_CONF, command
+from tests.end_to_end.compared import compare, write_compared
 from tests.services.postgres import Database, Postgres
 
 if TYPE_CHECKING:
@@ -26,29 +24,6 @@ pytestmark = [pytest.mark.long, pytest.mark.slow]
 TABLES = ("zoo", "k_numeric", "k_float", "k_text", "k_bytea", "k_stamps", "k_enum", "k_bool_big", "CamelCase", "pairs")
 ODD = "q`uo\"te's"
 PASSWORD = "hush-hush-42"
-PIPELINE = """\
-[pipeline]
-name = "odd"
-checkpoint = {checkpoint}
-
-[source]
-format = "kafka"
-bootstrap_servers = "127.0.0.1:9"
-topics = {topics}
-
-[decode]
-format = "debezium"
-
-[[tables]]
-source = 're:odd\\.public\\.(?P<table>\\w+)'
-target = {target}
-
-[spark]
-master = "local[2]"
-
-[spark.conf]
-{conf}
-"""
 
 
 @pytest.fixture
@@ -63,19 +38,7 @@ def run(database: Database, folder: Path, *arguments: str) -> subprocess.Complet
     # The tests' own server takes any.
     password = PASSWORD if postgres.server is not None else postgres.password
     url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/{database.name}"
-    return subprocess.run(
-        command("diff", "--jdbc", url, "--user", postgres.user, *arguments),
-        cwd=folder,
-        env={
-            **os.environ,
-            "STREAM_MERGE_DATABASE_PASSWORD": password,
-            "TZ": "Asia/Kolkata",
-        },
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return compare(folder, "--jdbc", url, "--user", postgres.user, *arguments, password=password)
 
 
 def test_tables_of_all_types_equal_the_database(spark: SparkSession, database: Database, tmp_path: Path):
@@ -91,14 +54,7 @@ def test_tables_of_all_types_equal_the_database(spark: SparkSession, database: D
         sink.merge(decode(events, "odd", topic).persist())
     events.unpersist()
     named = [topic for topic, table in topics.items() if table["table"] != ODD]
-    (tmp_path / "pipeline.toml").write_text(
-        PIPELINE.format(
-            checkpoint=json.dumps(str(tmp_path / "checkpoint")),
-            topics=json.dumps(named),
-            target=json.dumps(f"{tmp_path}/lake/{{table}}"),
-            conf="\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in SPARK_CONF.items()),
-        )
-    )
+    write_compared(tmp_path, topics=named, source=r"re:odd\.public\.(?P<table>\w+)")
     done = run(database, tmp_path, "--pipeline", "pipeline.toml", "--wait", "0")
     lines = done.stdout.splitlines()
     assert (done.returncode, [line for line in lines if ": different" in line]) == (0, []), done.stdout + done.stderr

@@ -6,7 +6,6 @@ The database gets the rows that were in the captured one.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from stream_merge import debezium, merge_sink
 from stream_merge.sql import quote
 from tests.debezium.captures import read_expected
 from tests.debezium.mariadb import KEYS, PLAIN, decode
-from tests.end_to_end.pipeline_process import SPARK_CONF, command
+from tests.end_to_end.compared import compare, write_compared
 from tests.services.mariadb import PASSWORD, MariaDB
 
 if TYPE_CHECKING:
@@ -32,29 +31,6 @@ TABLES = ("zoo", "accounts", "lines", "odd_keys", "nokey", "wiped", "ci_keys")
 ODD = "odd_names"
 DATABASE = "shop"
 ADDRESSES = {"mariadb": "", "mysql": "?allowPublicKeyRetrieval=true"}
-PIPELINE = """\
-[pipeline]
-name = "shop"
-checkpoint = {checkpoint}
-
-[source]
-format = "kafka"
-bootstrap_servers = "127.0.0.1:9"
-topics = {topics}
-
-[decode]
-format = "debezium"
-
-[[tables]]
-source = '{source}'
-target = {target}
-
-[spark]
-master = "local[2]"
-
-[spark.conf]
-{conf}
-"""
 
 
 def captured(table: str) -> dict[str, Any]:
@@ -106,15 +82,7 @@ def fill(spark: SparkSession, table: str, path: str) -> None:
 
 def diff(mariadb: MariaDB, driver: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     url = f"jdbc:{driver}://127.0.0.1:{mariadb.port}/{ADDRESSES[driver]}"
-    return subprocess.run(
-        command("diff", "--jdbc", url, "--user", mariadb.user, *arguments),
-        cwd=folder,
-        env={**os.environ, "STREAM_MERGE_DATABASE_PASSWORD": PASSWORD, "TZ": "Asia/Kolkata"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return compare(folder, "--jdbc", url, "--user", mariadb.user, *arguments, password=PASSWORD)
 
 
 @pytest.fixture
@@ -128,15 +96,8 @@ def test_tables_of_all_types_equal_the_database(spark: SparkSession, database: M
     for table in (*TABLES, ODD):
         create(database, table)
         fill(spark, table, str(tmp_path / "lake" / table))
-    (tmp_path / "pipeline.toml").write_text(
-        PIPELINE.format(
-            checkpoint=json.dumps(str(tmp_path / "checkpoint")),
-            topics=json.dumps([f"my.{DATABASE}.{table}" for table in TABLES]),
-            source=rf"re:my\.{DATABASE}\.(?P<table>\w+)",
-            target=json.dumps(f"{tmp_path}/lake/{{table}}"),
-            conf="\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in SPARK_CONF.items()),
-        )
-    )
+    topics = [f"my.{DATABASE}.{table}" for table in TABLES]
+    write_compared(tmp_path, topics=topics, source=rf"re:my\.{DATABASE}\.(?P<table>\w+)")
     done = diff(database, "mariadb", tmp_path, "--pipeline", "pipeline.toml", "--wait", "0")
     lines = done.stdout.splitlines()
     assert (done.returncode, [line for line in lines if ": different" in line]) == (0, []), done.stdout + done.stderr

@@ -6,6 +6,8 @@
 2. Containers, where an engine answers.
 3. Processes on this machine: PostgreSQL as it is installed; Kafka and Kafka Connect from Maven, which need a Java.
 
+`mariadb`, which one test of the long tier asks for, is a process as it is installed, or nothing.
+
 Where there is no way, the tests are skipped with the reasons of all three; with STREAM_MERGE_TEST_REQUIRE_SERVICES=1
 they fail.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pyspark.sql import Row
 
 from stream_merge import MergeSink, merge_sink
 from stream_merge.batch import maintain
+from stream_merge.errors import StreamMergeError
 from stream_merge.maintenance import account, compaction, policy, vacuum
 from stream_merge.merge.locate import index_additions, index_lookup
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
@@ -235,6 +237,38 @@ def test_a_rewrite_that_loses_rows_is_given_up(eager, monkeypatch, create_table,
     assert (result.maintenance, commits(path)[-1]) == ("failed", "MERGE")
     assert "a compaction of 25 rows wrote" in caplog.text
     assert len(read_rows(path)) == 25
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_several_files_are_written_at_a_time(
+    eager, monkeypatch, create_table, append_rows, create_source, read_rows, fails
+):
+    """If one of them fails, none of them is left."""
+    monkeypatch.setattr(policy, "SMALL_SHARE", 0.0)
+    path = create_table(SCHEMA, ROWS, deletion_vectors=True)
+    append_rows(path, SCHEMA, [(key, 0) for key in range(100, 120)])
+    both, rewrite = threading.Barrier(2, timeout=60), compaction.rewrite
+
+    def meeting(transaction, files):
+        number = both.wait()
+        added = rewrite(transaction, files)
+        both.wait()
+        if fails and number == 0:
+            raise StreamMergeError("no luck")
+        return added
+
+    monkeypatch.setattr(compaction, "rewrite", meeting)
+    keys = [*range(10), *range(100, 110)]
+    result = merge(upsert(path, maintenance=True), create_source, *[(key, 1) for key in keys])
+    assert contents(read_rows, path) == {key: int(key in keys) for key in (*range(20), *range(100, 120))}
+    if not fails:
+        assert (result.maintenance, result.compacted_files, result.purged_rows) == ("compacted", 2, 20)
+        assert (result.table_files, result.deleted_rows) == (3, 0)
+        return
+    assert (result.maintenance, commits(path)[-1]) == ("failed", "MERGE")
+    named = {add["path"] for v in range(latest_version(path) + 1) for add in actions_of(path, v, "add")}
+    left = {name for name in files_below(path) if name.endswith(".parquet") and "_delta_log" not in name} - named
+    assert len(left) <= 1, "of the one that failed nothing is known"
 
 
 @pytest.mark.long

@@ -208,8 +208,7 @@ def test_rows_with_padded_texts_inside_are_known_by_their_contents(
 ):
     """Whether the row before the change comes with the blanks or without."""
     declared = "STRUCT<a: CHAR(4), v: VARCHAR(4), l: ARRAY<CHAR(3)>, m: MAP<CHAR(2), STRUCT<c: CHAR(2), n: INT>>>"
-    properties = {"delta.columnMapping.mode": "name"}
-    path = create_table(f"s {declared}", deletion_vectors=deletion_vectors, properties=properties)
+    path = create_table(f"s {declared}", deletion_vectors=deletion_vectors)
     given = re.sub(r"(VAR)?CHAR\(\d\)", "STRING", declared)
     schema = f"s {given}, old STRUCT<s: {given}>, seq INT, op STRING"
     plain, padded = ("x", "v ", ["y"], {"k": ("z", 1)}), ("x   ", "v ", ["y  "], {"k ": ("z ", 1)})

@@ -126,11 +126,12 @@ def test_a_sequence_of_microseconds_where_the_session_writes_milliseconds(
     assert [(row["k"], row["v"]) for row in read_rows(path)] == [(2, "gone")]
 
 
-def test_a_sequence_that_is_no_utf_8_is_refused(spark, create_table, read_rows):
+@pytest.mark.parametrize("sequence", ["s", "concat(s, '')"])
+def test_a_sequence_that_is_no_utf_8_is_refused(spark, create_table, read_rows, sequence):
     """What is remembered of a delete would have another place in the order."""
     path = create_table("id INT, v STRING, s STRING")
     options = {"delete_when": "op = 'd'", "except_columns": ["op"]}
-    sink = merge_sink(path, keys="id", sequence_by="s", **options)
+    sink = merge_sink(path, keys="id", sequence_by=sequence, **options)
     sink.merge(spark.sql("SELECT 1 id, 'a' v, 'm' s, 'u' op"))
     with pytest.raises(StreamMergeError, match="INVALID_UTF8_STRING"):
         sink.merge(spark.sql("SELECT 1 id, 'a' v, CAST(x'FF' AS STRING) s, 'd' op"))

@@ -157,7 +157,7 @@ def test_a_lost_checkpoint_under_a_fixed_app_id_is_refused(
     changes.add([(2, 1)])
     error = run_to_failure(changes.stream(spark), sink, checkpoint)
 
-    assert ": batch 0: Batch 0 of application 'orders'" in error
+    assert f"BatchIdRegressionError: {target}: batch 0: Batch 0 of application 'orders'" in error
     assert "holds batch 2" in error
     assert latest_version(target) == version
     assert rows(spark, target) == count(*batches)
@@ -189,7 +189,7 @@ def test_a_new_checkpoint_that_starts_with_the_recorded_batch_id_is_refused(
     replace_folder(checkpoint, None)
     error = run_to_failure(changes.stream(spark), sink, checkpoint)
 
-    assert ": batch 0: Batch 0 of application 'orders'" in error
+    assert f"BatchIdRegressionError: {target}: batch 0: Batch 0 of application 'orders'" in error
     assert latest_version(target) == version
     assert rows(spark, target) == [(1, 1)]
 
@@ -225,7 +225,7 @@ def test_an_older_copy_of_the_checkpoint_is_refused(
     replace_folder(checkpoint, backup)
     error = run_to_failure(changes.stream(spark), sink, checkpoint)
 
-    assert ": batch 2: Batch 2 of application" in error
+    assert f"BatchIdRegressionError: {target}: batch 2: Batch 2 of application" in error
     assert "holds batch 4" in error
     assert latest_version(target) == version
     assert rows(spark, target) == [(1, 11_111)]
@@ -249,7 +249,7 @@ def test_a_copy_of_the_checkpoint_from_one_batch_ago_is_refused(
     changes.add([(1, 100)])
     error = run_to_failure(changes.stream(spark).withColumn("n", F.col("n")), sink, checkpoint)
 
-    assert ": batch 1: Batch 1 of application" in error
+    assert f"BatchIdRegressionError: {target}: batch 1: Batch 1 of application" in error
     assert latest_version(target) == version
     assert rows(spark, target) == [(1, 11)]
 

@@ -8,15 +8,17 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
 
-from stream_merge import ConfigError, MergeResult, MergeSink, RouterError, merge_router, merge_sink
+from stream_merge import ConfigError, MergeResult, MergeSink, RouterError, debezium, merge_router, merge_sink
 from stream_merge.errors import BatchIdRegressionError, ConstraintViolationError, UnknownSourceError
 from tests.conftest import CreateTable
+from tests.debezium.records import envelope, record
 from tests.spark.delta_log import latest_version
 from tests.streaming.streams import (
     ROUTED,
@@ -385,6 +387,7 @@ def test_sources_of_one_sink_are_merged_together(
         ("CAST(1.5 AS DOUBLE) AS id, v, s", "column id is bigint and double; cast"),
         ("id, 1 AS v, s", "column v is string and int"),
         ("id, v, s, 1 AS w", "not all have the columns w"),
+        ("2.5BD AS id, v, s", r"column id is bigint and decimal\(2,1\)"),
         ("CAST(2 AS INT) AS id, v, s", None),
     ],
 )
@@ -393,7 +396,7 @@ def test_sources_of_one_table_have_the_same_columns_and_no_value_changes(
 ):
     """A union of a BIGINT and a DOUBLE, or of a text and a number, would change values in silence."""
     path = create_table("id BIGINT, v STRING, s BIGINT")
-    rows_of = {"a": ["id", "v", "s"], "b": [f"{part}" for part in other.split(", ")]}
+    rows_of = {"a": ["id", "v", "s"], "b": other.split(", ")}
     sink = merge_sink(path, keys="id", sequence_by="s", app_id="app")
     router = merge_router(dict.fromkeys(rows_of, sink), by="name", prepare=lambda n, rows: rows.selectExpr(*rows_of[n]))
     batch = spark.sql("SELECT * FROM VALUES ('a', 9007199254740993, '0012', 1), ('b', 2, 'x', 1) AS t(name, id, v, s)")
@@ -404,6 +407,25 @@ def test_sources_of_one_table_have_the_same_columns_and_no_value_changes(
         return
     router.merge(batch)
     assert rows(spark, path, "id", "v") == [(2, "x"), (9007199254740993, "0012")]
+
+
+def test_shards_of_one_table_may_have_keys_of_other_integers(spark: SparkSession, create_table: CreateTable):
+    """One is migrated after the other, and the struct that describes the changes has their types."""
+    path = create_table("id BIGINT, price DECIMAL(12, 2)")
+    types = {"a": "id INT, price DECIMAL(10, 2)", "b": "id BIGINT, price DECIMAL(12, 2)"}
+    sink = merge_sink(path, **debezium.MERGE_OPTIONS, keys="id", app_id="app")
+    router = merge_router(
+        dict.fromkeys(types, sink),
+        by="topic",
+        prepare=lambda name, changed: debezium.changes(changed, types[name], ["id"], decimals="string"),
+    )
+    changed = {"a": {"id": 1, "price": "1.50"}, "b": {"id": 2**40, "price": "2.50"}}
+    records = [(*record({"id": row["id"]}, envelope("c", row))[:2], name) for name, row in changed.items()]
+    batch = spark.createDataFrame(records, "key BINARY, value BINARY, topic STRING").selectExpr(
+        "*", "0 AS partition", "0L AS offset", "current_timestamp() AS timestamp"
+    )
+    router.merge(batch)
+    assert rows(spark, path, "id", "price") == [(1, Decimal("1.50")), (2**40, Decimal("2.50"))]
 
 
 def test_complete_mode_is_refused(spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path):

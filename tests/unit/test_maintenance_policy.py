@@ -72,8 +72,11 @@ def test_a_large_file_with_deleted_rows_does_not_wait_for_ever_behind_small_ones
     for dead, expected in ((300, [[*"abcdefgh"], ["large"]]), (600, [["large"], [*"abcdefgh"]])):
         files = [data_file("large", 10 * MB, dead=dead), *small, data_file("whole", 5 * MB)]
         assert chosen(files, work=4 * MB) == expected
-    many = [data_file(f"s{n}", 20 * KB) for n in range(50)]
-    assert len(chosen([data_file("large", 10 * MB, dead=600), *many], work=4 * MB)[0]) == 50
+    # More than so many do not wait, however few of them one compaction merges, unless they are few for the table.
+    many = [data_file(f"s{n:02}", 200 * KB) for n in range(50)]
+    dead = [data_file("large", 1000 * MB, dead=600), data_file("whole", 500 * MB)]
+    assert chosen([data_file("large", 10 * MB, dead=600), *many], work=4 * MB)[0] == [f"s{n:02}" for n in range(10)]
+    assert chosen([*dead, *many], work=4 * MB)[0] == ["large"]
 
 
 def test_deleted_rows_go_with_the_small_files_that_have_them():

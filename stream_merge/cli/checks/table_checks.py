@@ -20,7 +20,7 @@ from stream_merge.cli.file.faults import Fault
 from stream_merge.cli.file.load import LoadedPipeline
 from stream_merge.cli.file.pipeline import TableSettings
 from stream_merge.cli.query.decoding import Decoder, target_schema
-from stream_merge.cli.query.messages import SampledRecord, message_of
+from stream_merge.cli.query.messages import SampledRecord, is_meta, key_names, message_of
 from stream_merge.cli.query.sources import is_path
 from stream_merge.cli.query.spark_messages import short_message
 from stream_merge.cli.query.tables import FoundTable, find_table, matching_tables, sink_options
@@ -232,16 +232,15 @@ class _TableCheck:
         columns = self.table.settings.columns
         if self.loaded.pipeline.decode.format != "debezium" or columns is None:
             return
-        values = decodable(records).selectExpr("CAST(value AS BINARY) AS value").collect()
-        images = [
-            image for row in values for image in message_of(SampledRecord(topic=self.source, value=row["value"])).images
-        ]
-        sent = {name for image in images for name in image}
+        binary = decodable(records).selectExpr("CAST(key AS BINARY) AS key", "CAST(value AS BINARY) AS value")
+        sampled = [SampledRecord(topic=self.source, key=row["key"], value=row["value"]) for row in binary.collect()]
+        sent = {name for each in sampled for image in message_of(each).images for name in image}
+        in_keys = {name for each in sampled for name in key_names(each)}
         for name in resolve_columns(columns) if sent else ():
-            if name not in sent:
+            if name not in sent | in_keys and not is_meta(name):
                 yield self._fault(
                     "columns",
-                    f"no message among the first {len(values)} has a column {name}; they have "
+                    f"no message among the first {len(sampled)} has a column {name}; they have "
                     f"{', '.join(sorted(sent))}{self._of_source()}",
                 )
 

@@ -17,20 +17,19 @@ SESSION = "SET time_zone = '+00:00', sql_mode = concat(@@sql_mode, ',ANSI_QUOTES
 """Sets up a session, in which a `timestamp` is written as Debezium does. Spark quotes the names of columns by double
 quotes if the address begins with `jdbc:mariadb`."""
 
-_INTEGERS = ("tinyint", "smallint", "mediumint", "int", "integer", "bigint")
-_DECIMALS = ("decimal", "numeric", "dec", "fixed")
+_INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
 _MOMENTS = ("date", "datetime", "timestamp")
 _KINDS = {
-    **dict.fromkeys(("float", "double", "real", "bit", "year", "enum", "set", "uuid", "inet4", "inet6"), Kind.PLAIN),
+    **dict.fromkeys(("float", "double", "bit", "year", "enum", "set", "uuid", "inet4", "inet6"), Kind.PLAIN),
     **dict.fromkeys((*_INTEGERS, *_TEXTS), Kind.PLAIN),
-    **dict.fromkeys(_DECIMALS, Kind.NUMBER),
+    "decimal": Kind.NUMBER,
     **dict.fromkeys(_MOMENTS, Kind.MOMENT),
     "time": Kind.TIME,
     "json": Kind.JSON,
     **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), Kind.BINARY),
 }
-"""What values are, by the names of types; others are not compared."""
+"""What values are, by the names of types as `SHOW COLUMNS` tells them; others are not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def _sql(column: DeclaredColumn, type_name: str, name: str) -> str:
         case "float":
             # Its own text has six digits.
             return f"({name} + 0e0)"
-        case "double" | "real":
+        case "double":
             return name
         case "bit":
             return _bits(column, name)
@@ -84,7 +83,7 @@ def _sql(column: DeclaredColumn, type_name: str, name: str) -> str:
 
 
 def _key_kind(type_name: str) -> KeyKind | None:
-    if type_name in (*_INTEGERS, *_DECIMALS):
+    if type_name in (*_INTEGERS, "decimal"):
         return KeyKind.NUMBER
     if type_name == "date":
         return KeyKind.DATE

@@ -1,4 +1,4 @@
-"""Builds a pipeline's query: sources, packages, decoding and sinks; and explains its failures.
+"""Builds a pipeline's query: sources, packages, decoding and sinks; explains its failures; and tells what a record is.
 
 May import `cli.file`.
 """

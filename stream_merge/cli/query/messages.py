@@ -127,6 +127,14 @@ def _message_of_event(event: Mapping[str, Any]) -> Message:
     return Message(shape=Shape.ENVELOPE, schema=schema, body=body, is_event=True)
 
 
+def key_names(record: SampledRecord) -> frozenset[str]:
+    """Return the columns in a record's key; none if it is no JSON object."""
+    found = None if record.key is None else parsed(record.key)
+    if isinstance(found, dict) and is_wrapped(found):
+        found = found["payload"]
+    return frozenset(found) if isinstance(found, dict) else frozenset()
+
+
 def is_wrapped(found: Mapping[str, Any]) -> bool:
     """Return whether a JSON object has Kafka Connect's schema part."""
     schema = found.get("schema")

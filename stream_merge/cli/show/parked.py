@@ -56,16 +56,14 @@ def read_at_rest(spark: SparkSession, parking: str | None) -> AtRest:
     return AtRest(tables=in_order(found))
 
 
-def own(tables: Sequence[ParkedTable], pipeline: Pipeline) -> tuple[ParkedTable, ...]:
+def of_pipeline(tables: Sequence[ParkedTable], pipeline: Pipeline) -> tuple[ParkedTable, ...]:
     """Return the tables that a pipeline merges into: others may park their records in the same table."""
-    return tuple(
-        table
-        for table in tables
-        if any(
-            (found := find_table(pipeline, source)) is not None and table_key(found.target) == table_key(table.target)
-            for source in table.sources
-        )
-    )
+
+    def takes(table: ParkedTable) -> bool:
+        found = [find_table(pipeline, source) for source in table.sources]
+        return table_key(table.target) in {table_key(one.target) for one in found if one is not None}
+
+    return tuple(filter(takes, tables))
 
 
 def in_order(tables: Sequence[ParkedTable]) -> tuple[ParkedTable, ...]:
