@@ -96,12 +96,17 @@ def test_tables_of_all_types_equal_the_database(spark: SparkSession, database: M
     for table in (*TABLES, ODD):
         create(database, table)
         fill(spark, table, str(tmp_path / "lake" / table))
-    topics = [f"my.{DATABASE}.{table}" for table in TABLES]
+    # As text, MariaDB rounds them to six digits; so does Debezium in a snapshot, so that they are not in the capture.
+    database.execute("CREATE TABLE floats (id INT PRIMARY KEY, f FLOAT);", DATABASE)
+    database.execute("INSERT INTO floats VALUES (1, 16777216), (2, 0.1234567);", DATABASE)
+    floats = spark.createDataFrame([(1, 16777216.0), (2, 0.1234567)], "id INT, f FLOAT")
+    floats.write.format("delta").save(str(tmp_path / "lake" / "floats"))
+    topics = [f"my.{DATABASE}.{table}" for table in (*TABLES, "floats")]
     write_compared(tmp_path, topics=topics, source=rf"re:my\.{DATABASE}\.(?P<table>\w+)")
     done = diff(database, "mariadb", tmp_path, "--pipeline", "pipeline.toml", "--wait", "0")
     lines = done.stdout.splitlines()
     assert (done.returncode, [line for line in lines if ": different" in line]) == (0, []), done.stdout + done.stderr
-    assert len([line for line in lines if ": equal" in line]) == len(TABLES)
+    assert len([line for line in lines if ": equal" in line]) == len(topics)
     # Both are structs in the Delta table.
     assert [line.split()[2] for line in lines if line.startswith("  not compared, ")] == ["pt", "ge"]
     assert PASSWORD not in done.stdout + done.stderr
