@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.meters import Meters, Reading
+from benchmarks.meters import Meters, Reading, peak_memory
 from benchmarks.workloads import (
     WORKLOADS,
     Changes,
@@ -20,7 +20,10 @@ from benchmarks.workloads import (
     create_target,
     delta_merge,
     fingerprint,
+    fingerprint_of,
+    fold,
     make_sink,
+    target_rows,
 )
 from stream_merge import MergeResult
 from stream_merge.packages import delta_package
@@ -70,6 +73,11 @@ class Measured:
     results: list[dict[str, Any]] = field(default_factory=list)
     num_rows: dict[str, int] = field(default_factory=dict)
     is_equal: bool | None = None
+    """Whether the sink's table equals MERGE's or, without one, the fold of the changes."""
+    peak_mb: dict[str, int] = field(default_factory=dict)
+    """The most memory that the JVM and Python held, in MiB, where the system tells."""
+    index_mb: int = 0
+    """Size of the key index in the table's folder after the last batch, in MiB."""
     load: tuple[float, float] = (0.0, 0.0)
 
 
@@ -130,8 +138,14 @@ class _Bench:
         for system in self.measured.readings:
             del self.measured.readings[system][: self.task.warmup]
         del self.measured.results[: self.task.warmup]
+        self.measured.peak_mb = peak_memory(self.spark)
+        self.measured.index_mb = self._index_bytes() >> 20
         self._compare()
         return self.measured
+
+    def _index_bytes(self) -> int:
+        index = self.targets.get("stream_merge", self.task.workdir) / "_stream_merge" / "index"
+        return sum(file.stat().st_size for file in index.rglob("*") if file.is_file())
 
     def _turns(self, number: int) -> list[str]:
         """Return the systems, each round another one first."""
@@ -203,5 +217,10 @@ class _Bench:
     def _compare(self) -> None:
         prints = {system: fingerprint(self.spark, path) for system, path in self.targets.items()}
         self.measured.num_rows = {system: count for system, (count, _) in prints.items()}
-        if "delta_merge" in prints and "stream_merge" in prints:
-            self.measured.is_equal = prints["delta_merge"] == prints["stream_merge"]
+        if "stream_merge" in prints:
+            expected = prints.get("delta_merge") or self._folded()
+            self.measured.is_equal = prints["stream_merge"] == expected
+
+    def _folded(self) -> tuple[int, int]:
+        changes = self.spark.read.schema(self.schema).parquet(str(self.batches / "*"))
+        return fingerprint_of(fold(target_rows(self.spark, self.workload, self.num_rows), changes))

@@ -41,9 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(describe_machine())
     print()
     print("\n".join(format_table(all_measured)))
+    for measured in all_measured:
+        held = ", ".join(f"{name} {mb:,}" for name, mb in measured["peak_mb"].items())
+        print(f"\n{measured['task']['workload']}, MiB: peak memory: {held or '-'}; key index: {measured['index_mb']:,}")
     different = [measured["task"] for measured in all_measured if measured["is_equal"] is False]
     for task in different:
-        print(f"\nThe tables of delta_merge and stream_merge DIFFER: {task['workload']}, {task['settings']}")
+        print(f"\nThe table of stream_merge DIFFERS from MERGE's or the fold: {task['workload']}, {task['settings']}")
     return 1 if different else 0
 
 

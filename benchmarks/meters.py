@@ -113,6 +113,20 @@ class Meters:
         return own + (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
+def peak_memory(spark: SparkSession) -> dict[str, int]:
+    """Return the most memory that the JVM and Python have held so far, in MiB, files mapped into it included; nothing
+    where the system does not tell."""
+    jvm: Any = spark._jvm
+    processes = {"JVM": jvm.java.lang.ProcessHandle.current().pid(), "Python": os.getpid()}
+    peaks = {}
+    for name, pid in processes.items():
+        status = Path(f"/proc/{pid}/status")
+        for line in status.read_text().splitlines() if status.exists() else []:
+            if line.startswith("VmHWM:"):
+                peaks[name] = int(line.split()[1]) >> 10
+    return peaks
+
+
 def read_in_turn(*tables: Callable[[], DataFrame]) -> list[float]:
     """Return the median of the seconds that it takes to open each table and read all its columns."""
     times: list[list[float]] = [[] for _ in tables]

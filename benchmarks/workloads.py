@@ -70,6 +70,7 @@ class Workload:
         has_general_clauses: Whether conditions and values look at both sides; else all columns are taken over.
         has_sequence: Whether a change that is older than its row is left out.
         size_factor: Size of the table, in multiples of the number of rows that was asked for.
+        columns: The columns beside the key, `version` among them.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Workload:
     has_general_clauses: bool = False
     has_sequence: bool = False
     size_factor: int = 1
+    columns: tuple[str, ...] = tuple(COLUMNS)
 
 
 WORKLOADS = {
@@ -89,6 +91,13 @@ WORKLOADS = {
         has_string_keys=True,
         has_deletion_vectors=True,
         has_sequence=True,
+    ),
+    "narrow_ordered": Workload(
+        title="random string keys with a sequence, three columns, deletion vectors",
+        has_string_keys=True,
+        has_deletion_vectors=True,
+        has_sequence=True,
+        columns=("version", "quantity"),
     ),
     "random_rewrite": Workload(
         title="random string keys, copy-on-write", has_string_keys=True, has_deletion_vectors=False
@@ -151,7 +160,7 @@ class Changes:
 
 def _with_columns(rows: DataFrame, workload: Workload, *others: str) -> DataFrame:
     key = "md5(CAST(id AS STRING))" if workload.has_string_keys else "id"
-    columns = [F.expr(sql).cast(sql_type).alias(name) for name, (sql_type, sql) in COLUMNS.items()]
+    columns = [F.expr(sql).cast(sql_type).alias(name) for name in workload.columns for sql_type, sql in [COLUMNS[name]]]
     return rows.select(F.expr(key).alias("key"), *columns, *others)
 
 
@@ -159,6 +168,13 @@ def target_rows(spark: SparkSession, workload: Workload, num_rows: int) -> DataF
     """Return the rows of the table before the first batch, a partition for each file."""
     rows = spark.range(0, num_rows, 1, max(1, num_rows // FILE_ROWS)).withColumn("version", F.lit(0))
     return _with_columns(rows, workload)
+
+
+def fold(base: DataFrame, changes: DataFrame) -> DataFrame:
+    """Return the rows that the changes of all batches lead to: the newest change of each key, without deletes."""
+    newest = changes.groupBy("key").agg(F.max_by(F.struct(*changes.columns), "version").alias("row"))
+    kept = base.join(newest, "key", "left_anti").select(*base.columns)
+    return kept.unionByName(newest.select("row.*").where("op <> 'd'").select(*base.columns))
 
 
 def create_table(rows: DataFrame, path: Path, *, has_deletion_vectors: bool) -> None:

@@ -8,10 +8,9 @@ from functools import reduce
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from benchmarks.workloads import COLUMNS, WORKLOADS, Changes, batch_schema, fingerprint_of, target_rows
+from benchmarks.workloads import COLUMNS, WORKLOADS, Changes, batch_schema, fingerprint_of, fold, target_rows
 
 WORKLOAD = WORKLOADS["random_ordered"]
 COLUMN_NAMES = ("key", *COLUMNS)
@@ -49,10 +48,7 @@ class Data:
             changes.write_batch(spark, self._batch(number))
         base = target_rows(spark, WORKLOAD, num_rows)
         changed = reduce(DataFrame.unionByName, [self.batch(spark, number).rows() for number in range(num_batches)])
-        newest = changed.groupBy("key").agg(F.max_by(F.struct(*changed.columns), "version").alias("row"))
-        kept = base.join(newest, "key", "left_anti").select(*COLUMN_NAMES)
-        folded = kept.unionByName(newest.select("row.*").where("op <> 'd'").select(*COLUMN_NAMES))
-        folded.write.parquet(str(self.folder / "expected"))
+        fold(base, changed).write.parquet(str(self.folder / "expected"))
         prints = {
             "merged": fingerprint_of(self.expected(spark)),
             "appended": fingerprint_of(base.unionByName(changed.drop("op")).select(*COLUMN_NAMES)),

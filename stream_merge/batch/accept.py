@@ -66,7 +66,10 @@ def accepted(
             # As it came: what has another type in the target is judged before it gets that.
             schema, changes = transaction.struct_type, bound.changes
             once = batch.caches.expressions(batch.frame, transaction)
-            frame = bind(batch.config, rows, schema, changes, once=once, is_typed=False).frame
+            partitions = transaction.partition_columns
+            frame = bind(
+                batch.config, rows, schema, changes, partition_columns=partitions, once=once, is_typed=False
+            ).frame
             resolved = batch.caches.resolve(frame, transaction, bound.config, clauses, bound.partial).analysed
             special = resolved.once("special changes", lambda: special_changes(bound.config, bound.partial))
             _, changed = with_schema_changes(batch.config, rows, changes, schema)

@@ -197,7 +197,14 @@ def _bound(batch: MicroBatch, table: Table, transaction: Transaction) -> Bound:
     """Return sink and batch, bound to a version of the table."""
     changes = schema_changes_of(batch.config, batch.frame, table, transaction)
     once = batch.caches.expressions(batch.frame, transaction)
-    return bind(batch.config, batch.frame, transaction.struct_type, changes, once=once)
+    return bind(
+        batch.config,
+        batch.frame,
+        transaction.struct_type,
+        changes,
+        partition_columns=transaction.partition_columns,
+        once=once,
+    )
 
 
 def _load_store(batch: MicroBatch, bound: SinkConfig, table: Table, opened: Opened) -> TombstoneStore | None:

@@ -17,7 +17,7 @@ from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENC
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaMismatchError
 from stream_merge.keyless.bind import with_row_ids
-from stream_merge.merge.key_and_sequence import sequence_type_in
+from stream_merge.merge.key_and_sequence import nullable_texts, sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import in_type_of_target, stored_in, valid_text, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
@@ -50,6 +50,7 @@ def bind(
     schema: StructType,
     changes: SchemaChanges = NOTHING,
     *,
+    partition_columns: Sequence[str] = (),
     is_typed: bool = True,
     once: Once | None = None,
 ) -> Bound:
@@ -60,6 +61,7 @@ def bind(
         batch: The batch as it arrived.
         schema: The table's.
         changes: What the batch's columns ask of the table.
+        partition_columns: The columns that partition the table.
         is_typed: Whether keys and sequence get the table's types, with an error where that changes a value. The
             quarantine checks the batch before that.
         once: Keeps the plan for other batches of this sink with the same columns and settings.
@@ -68,14 +70,18 @@ def bind(
         SchemaMismatchError: The sequence has another order in the table's type, or the fields of a struct in keys and
             sequence have other names there.
     """
+
+    def bound_to(rows: DataFrame) -> Bound:
+        return _bound(config, rows, schema, changes, partition_columns, is_typed=is_typed)
+
     if once is None or not changes.is_nothing or config.before is not None:
-        return _bound(config, batch, schema, changes, is_typed=is_typed)
+        return bound_to(batch)
 
     def make() -> tuple[Bound, KeptPlan | None] | None:
         made: list[tuple[Bound, bool]] = []
 
         def build(rows: DataFrame) -> DataFrame:
-            bound = _bound(config, rows, schema, changes, is_typed=is_typed)
+            bound = bound_to(rows)
             made.append((bound, bound.frame is rows))
             return bound.frame
 
@@ -83,17 +89,24 @@ def bind(
         ((bound, is_as_it_came),) = made
         return (bound, None if is_as_it_came else plan) if _is_stable(config, batch) else None
 
-    kept = once(f"bound {is_typed} {batch.schema.json()}", make)
+    kept = once(f"bound {is_typed} {list(partition_columns)} {batch.schema.json()}", make)
     if kept is None:
-        return _bound(config, batch, schema, changes, is_typed=is_typed)
+        return bound_to(batch)
     bound, plan = kept
     return replace(bound, frame=batch if plan is None else plan.on(batch))
 
 
 def _bound(
-    config: SinkConfig, batch: DataFrame, schema: StructType, changes: SchemaChanges, *, is_typed: bool
+    config: SinkConfig,
+    batch: DataFrame,
+    schema: StructType,
+    changes: SchemaChanges,
+    partition_columns: Sequence[str],
+    *,
+    is_typed: bool,
 ) -> Bound:
     config, batch = with_schema_changes(config, batch, changes, schema)
+    batch = _as_in_partitions(config, batch, schema, partition_columns)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
         return Bound(config=config, frame=batch, is_keyless=True, changes=changes)
@@ -139,6 +152,17 @@ def _is_stable(config: SinkConfig, batch: DataFrame) -> bool:
     parts = [part for part in config.sequence_parts if not isinstance(part, str) or part.lower() not in names]
     texts = [part for part in parts if isinstance(part, str)]
     return len(texts) == len(parts) and are_stable(batch.sparkSession, texts, (config.source_alias, batch.columns))
+
+
+def _as_in_partitions(
+    config: SinkConfig, batch: DataFrame, schema: StructType, partition_columns: Sequence[str]
+) -> DataFrame:
+    """Make NULL of the empty text in keys that partition the table, as Delta does when it writes them."""
+    texts = nullable_texts(config.keys, partition_columns, batch.schema, schema)
+    null_if_empty = {name: F.nullif(F.col(quote(name)), F.lit("")).alias(name) for name in texts}
+    if not null_if_empty:
+        return batch
+    return batch.select(*[null_if_empty.get(name, F.col(quote(name))) for name in batch.columns])
 
 
 def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:

@@ -73,7 +73,8 @@ def _ordered(
 ) -> tuple[SinkConfig, DataFrame, PartialUpdates | None, list[str]]:
     """Return the sink and the batch as bound to the target without the columns that it lacks, and lines about them."""
     schema = transaction.struct_type
-    bound = bind(config, frame, schema, schema_changes_of(config, frame, table, transaction))
+    changes = schema_changes_of(config, frame, table, transaction)
+    bound = bind(config, frame, schema, changes, partition_columns=transaction.partition_columns)
     ordered, sequenced, partial = bound.config, bound.frame, bound.partial
     added = missing_columns(config, frame, schema)
     lines = []

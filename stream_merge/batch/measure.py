@@ -306,10 +306,6 @@ def _aggregates(
     is_null_key = F.lit(False)
     if config.keys and config.null_keys == "error":
         is_null_key = null_key_condition(config.keys)
-        for pair in pairs:
-            if pair.target.lower() in partitions and pair.type_name == "string":
-                # Delta makes NULL of it.
-                is_null_key = is_null_key | (F.col(quote(pair.source)) == "")
     aggregates.append(F.count(F.when(is_null_key, 1)).alias("null_keys"))
     for number, pair in enumerate(pairs):
         value = F.col(quote(pair.source))

@@ -96,13 +96,19 @@ def changes_of(
         transaction: The version.
         store: What the version remembers, if the sink keeps tombstones.
     """
-    schema = transaction.struct_type
     rows, truncates = bound.frame, accepted.truncates
     once = batch.caches.expressions(batch.frame, transaction)
+
+    def as_bound(changes: DataFrame) -> DataFrame:
+        partitions = transaction.partition_columns
+        return bind(
+            batch.config, changes, transaction.struct_type, bound.changes, partition_columns=partitions, once=once
+        ).frame
+
     if accepted.rows is not batch.frame:
-        rows = bind(batch.config, accepted.rows, schema, bound.changes, once=once).frame
+        rows = as_bound(accepted.rows)
     if truncates is not None:
-        truncates = bind(batch.config, truncates, schema, bound.changes, once=once).frame
+        truncates = as_bound(truncates)
     changes = Changes(
         bound=bound,
         rows=rows,
@@ -268,6 +274,7 @@ def _multiset(reduction: Reduction, stack: ExitStack) -> DataFrame:
         reduction.batch.config,
         reduction.changes.bound.config,
         schema=reduction.transaction.struct_type,
+        partition_columns=reduction.transaction.partition_columns,
         store=reduction.store,
         read_target=reduction.rows_in,
         batch_name=reduction.batch.name,

@@ -63,6 +63,7 @@ def paired(
     ordered: SinkConfig,
     *,
     schema: T.StructType,
+    partition_columns: Sequence[str],
     store: TombstoneStore,
     read_target: Callable[[Sequence[KeyRange]], DataFrame],
     batch_name: str,
@@ -74,6 +75,7 @@ def paired(
         config: The sink as the user configured it.
         ordered: The sink as `with_row_ids` returned it.
         schema: The target's schema.
+        partition_columns: The columns that partition the target.
         store: The removed rows and the removals that the table remembers.
         read_target: Returns the rows of the target's files that may hold values in these ranges.
         batch_name: The batch's name in messages.
@@ -81,7 +83,7 @@ def paired(
     Raises:
         MergeExecutionError: A change removes a row without identifying it.
     """
-    contents = _Contents.of(batch, ordered, schema)
+    contents = _Contents.of(batch, ordered, schema, partition_columns)
     with persisted(_events(batch, config, ordered, contents)) as events:
         facts = summary(events, F.count_if(F.col(_SIGN).isNull()), F.count_if(F.col(_SIGN) == _REMOVES))
         if facts[0]:
@@ -114,15 +116,21 @@ class _Contents:
 
     fields: tuple[T.StructField, ...]
     schema: T.StructType
+    partition_columns: frozenset[str]
     is_exact: bool
 
     @staticmethod
-    def of(batch: DataFrame, ordered: SinkConfig, schema: T.StructType) -> _Contents:
+    def of(batch: DataFrame, ordered: SinkConfig, schema: T.StructType, partition_columns: Sequence[str]) -> _Contents:
         in_target = {field.name.lower(): field for field in schema.fields}
         in_batch = {field.name.lower(): field for field in batch.schema.fields}
         names = [name.lower() for name in ordered.columns if name not in (ROW_ID, SEQUENCE)]
         fields = tuple(in_target.get(name, in_batch[name]) for name in names)
-        return _Contents(fields=fields, schema=schema, is_exact=lossless_casts.is_wanted(batch.sparkSession))
+        return _Contents(
+            fields=fields,
+            schema=schema,
+            partition_columns=frozenset(name.lower() for name in partition_columns),
+            is_exact=lossless_casts.is_wanted(batch.sparkSession),
+        )
 
     def image(self, is_before: Column, before: str, before_type: T.StructType) -> Column:
         """Return the values of a row before or after a change: a struct v0, v1, ..."""
@@ -131,6 +139,9 @@ class _Contents:
         for number, field in enumerate(self.fields):
             was = self._as_there(before, before_type[fields[field.name.lower()]], field.dataType)
             value = F.when(is_before, was).otherwise(F.col(quote(field.name)).cast(field.dataType))
+            if field.name.lower() in self.partition_columns and isinstance(field.dataType, T.StringType):
+                # Delta writes the empty text as NULL there.
+                value = F.nullif(value, F.lit(""))
             values.append(without_padding(value, field).alias(f"v{number}"))
         return F.struct(*values)
 

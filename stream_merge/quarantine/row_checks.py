@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,6 +15,7 @@ from stream_merge.clauses import Expression
 from stream_merge.column_names import SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.keyless.bind import before_of, is_lost
+from stream_merge.merge.key_and_sequence import nullable_texts
 from stream_merge.merge.lossless_casts import exact
 from stream_merge.merge.source import deletes
 from stream_merge.partial_updates.fold import unset_columns
@@ -50,6 +51,7 @@ class Checks:
         partial: How changes set single columns; None if they do not.
         resolved: The merge. Its source has the batch's columns and the column that the sink adds for the sequence.
         target: The target's schema.
+        partition_columns: The columns that partition the target.
         before: The type of the row before a change, for tables without a key.
     """
 
@@ -59,6 +61,7 @@ class Checks:
     partial: PartialUpdates | None
     resolved: ResolvedMerge
     target: StructType
+    partition_columns: Sequence[str]
     before: StructType | None = None
 
     @property
@@ -127,7 +130,14 @@ class Checks:
     def _null_keys(self) -> Iterator[Check]:
         if self.config.null_keys != "quarantine":
             return
-        names = [F.when(F.col(quote(key)).isNull(), F.lit(key)) for key in self.config.keys]
+        texts = nullable_texts(self.config.keys, self.partition_columns, self.batch.schema, self.target)
+        can_be_empty = {name.lower() for name in texts}
+
+        def is_null_in_target(key: str) -> Column:
+            value = F.col(quote(key))
+            return value.isNull() | (value == "") if key.lower() in can_be_empty else value.isNull()
+
+        names = [F.when(is_null_in_target(key), F.lit(key)) for key in self.config.keys]
         listed = F.concat(F.lit("NULL in a key ("), F.concat_ws(", ", *names), F.lit(")"))
         is_null = F.coalesce(*names).isNotNull() & ~is_truncate(self.config)
         yield Check(label="NULL in a key", reason=F.when(is_null, listed))

@@ -143,6 +143,7 @@ class Quarantine:
             partial=self.partial,
             resolved=resolved,
             target=self.transaction.struct_type,
+            partition_columns=self.transaction.partition_columns,
             before=type_before(self.config, batch) if self.config.before is not None else None,
         )
         # Without a table for them, other rows that cannot be merged fail the merge by themselves.

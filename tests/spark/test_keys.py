@@ -188,6 +188,36 @@ def test_an_empty_text_in_a_key_that_partitions_the_table_is_null(spark, create_
     assert [tuple(row) for row in spark.read.format("delta").load(path).select("p", "v").collect()] == [("a", 1)]
 
 
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("order", [None, "v"])
+def test_an_empty_text_in_a_key_that_partitions_the_table_matches_null(
+    spark, create_table, read_rows, deletion_vectors, order
+):
+    path = create_table("p STRING, k STRING, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys=["p", "k"], null_keys="match", sequence_by=order, delete_when="v > 8")
+    for v in (1, 2):
+        sink.merge(spark.sql(f"SELECT '' p, '' k, {v} v UNION ALL SELECT 'a', 'b', {v}"))
+    sink.merge(spark.sql("SELECT CAST(NULL AS STRING) p, '' k, 3 v"))
+    assert read_rows(path, "p", "k", "v") == [("a", "b", 2), (None, "", 3)]
+    sink.merge(spark.sql("SELECT '' p, '' k, 9 v"))
+    sink.merge(spark.sql("SELECT CAST(NULL AS STRING) p, '' k, 4 v"))
+    assert read_rows(path, "p", "k", "v") == [("a", "b", 2), *([] if order else [(None, "", 4)])]
+
+
+@pytest.mark.any_strategy
+def test_an_empty_text_in_a_key_that_partitions_the_table_goes_to_the_quarantine(
+    spark, create_table, read_rows, deletion_vectors, tmp_path
+):
+    path = create_table("p STRING, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="p", null_keys="quarantine", quarantine=str(tmp_path / "set_aside"))
+    for v in (1, 2):
+        sink.merge(spark.sql(f"SELECT '' p, {v} v UNION ALL SELECT 'a', {v}"))
+    assert read_rows(path, "p", "v") == [("a", 2)]
+    set_aside = spark.read.format("delta").load(str(tmp_path / "set_aside")).select("reason", "row").collect()
+    reason = "NULL in a key (p)"
+    assert sorted(map(tuple, set_aside)) == [(reason, '{"p":"","v":1}'), (reason, '{"p":"","v":2}')]
+
+
 def test_a_partition_whose_name_is_not_utf_8(spark, create_table, deletion_vectors):
     path = create_table("p STRING, k INT, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys=["p", "k"], locator="index" if deletion_vectors else None)

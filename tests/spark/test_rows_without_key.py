@@ -132,6 +132,21 @@ def test_an_update_to_itself_keeps_the_row(merged):
     assert merged([change(5, X, X), remove(7, X)]) == []
 
 
+@pytest.mark.parametrize("partition", ["b", "a"])
+def test_an_empty_text(create_table, spark, read_rows, deletion_vectors, partition):
+    """In a partition column Delta makes NULL of it."""
+    path = create_table(SCHEMA, partition_by=[partition], deletion_vectors=deletion_vectors)
+    sink, empty = keyless(path), (1, "")
+    for events in (
+        [add(1, empty), add(2, X), add(3, empty)],
+        [remove(4, empty), change(6, X, empty)],
+        [remove(9, empty)],
+        [add(8, empty)],
+    ):
+        sink.merge(spark.createDataFrame(events, CHANGES))
+    assert read_rows(path, "a", "b") == [(1, None if partition == "b" else "")] * 2
+
+
 def test_truncates_take_what_is_older(merged):
     assert merged([add(1, X), remove(7, X), add(2, Y), remove(3, Z)], [truncate(5)]) == []
     # 7 had taken 1, which the database had truncated: it removed 6.
