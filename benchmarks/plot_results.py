@@ -1,6 +1,6 @@
-"""Draw the README's picture from the table of results in benchmarks/README.md.
+"""Draw the pictures of the README and of benchmarks/README.md from the tables of results there.
 
-python benchmarks/plot_results.py
+python -m benchmarks.plot_results
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ import re
 from html import escape
 from pathlib import Path
 
+from benchmarks.log_plot import LogPlot, Point
+
 RESULTS = Path(__file__).parent / "README.md"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "batch-times.svg"
+PICTURE_OF_SIZES = PICTURE.parent / "batch-sizes.svg"
 
 SESSION = "tuned"
 """The session in which MERGE does best."""
@@ -29,6 +32,16 @@ SYSTEMS = {
 }
 """Columns of the table, and name and colour of their bars."""
 
+SIZES = "### Larger tables"
+"""The heading above the table whose lines differ in the size of the table."""
+PLOT_OF_SIZES = LogPlot(
+    heading="Seconds to merge 10,000 changes of random keys",
+    title="Seconds for a micro-batch of 10,000 changes, by append, stream_merge and MERGE, over the rows of the table",
+    colours=dict(SYSTEMS.values()),
+    right=200,
+    label=lambda system, cost: f"{cost:.2f} s {system}",
+)
+
 WIDTH = 860
 LEFT = 230
 RIGHT = 70
@@ -42,6 +55,21 @@ def read_results(text: str) -> list[dict[str, str]]:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.M)]
     start = next(number for number, row in enumerate(rows) if {*SYSTEMS} <= {*row})
     return [dict(zip(rows[start], row, strict=True)) for row in rows[start + 2 :] if len(row) == len(rows[start])]
+
+
+def read_larger(text: str) -> list[dict[str, str]]:
+    """Return the rows of the table of larger tables."""
+    return read_results(text[text.index(SIZES) :])
+
+
+def read_sizes(text: str) -> dict[str, list[Point]]:
+    """Return rows of the table and seconds of a batch of each system, from the table of larger tables."""
+    points: dict[str, list[Point]] = {}
+    for row in read_larger(text):
+        for column, (system, _) in SYSTEMS.items():
+            if row[column] != "-":
+                points.setdefault(system, []).append((int(row["rows"].replace(",", "")), median_ms(row[column]) / 1000))
+    return points
 
 
 def median_ms(cell: str) -> int:
@@ -89,4 +117,6 @@ def draw(results: list[dict[str, str]]) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(read_results(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+    measured = RESULTS.read_text(encoding="utf-8")
+    PICTURE.write_text(draw(read_results(measured)), encoding="utf-8")
+    PICTURE_OF_SIZES.write_text(PLOT_OF_SIZES.draw(read_sizes(measured)), encoding="utf-8")

@@ -82,27 +82,34 @@ def test_a_long_line_and_a_dead_link_are_found(tmp_path):
 
 def test_the_picture_shows_the_figures_of_the_benchmarks():
     results = plot_results.read_results(plot_results.RESULTS.read_text(encoding="utf-8"))
-    remedy = "draw it anew: python benchmarks/plot_results.py"
+    remedy = "draw it anew: python -m benchmarks.plot_results"
     assert plot_results.PICTURE.read_text(encoding="utf-8") == plot_results.draw(results), remedy
+    points = plot_results.read_sizes(plot_results.RESULTS.read_text(encoding="utf-8"))
+    assert plot_results.PICTURE_OF_SIZES.read_text(encoding="utf-8") == plot_results.PLOT_OF_SIZES.draw(points), remedy
 
 
 def test_the_picture_of_the_peers_shows_the_figures_of_the_benchmarks():
     points = plot_peers.read_points(plot_peers.RESULTS.read_text(encoding="utf-8"))
     remedy = "draw it anew: python -m benchmarks.peers.plot"
-    assert plot_peers.PICTURE.read_text(encoding="utf-8") == plot_peers.draw(points), remedy
+    assert plot_peers.PICTURE.read_text(encoding="utf-8") == plot_peers.PLOT.draw(points), remedy
 
 
 def test_the_times_of_the_readme_are_those_of_the_benchmarks():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    results = plot_results.read_results(plot_results.RESULTS.read_text(encoding="utf-8"))
+    text = plot_results.RESULTS.read_text(encoding="utf-8")
+    results = plot_results.read_results(text)
+    columns = ("MERGE ms", "stream_merge ms", "append ms")
     shown = re.findall(r"^\| [^|]* \| ([\d.]+) s \| \*\*([\d.]+) s\*\* \(an append: ([\d.]+) s\) \|$", readme, re.M)
     workloads = [*plot_results.GROUPS][:3]
     measured = [
-        [row[column] for column in ("MERGE ms", "stream_merge ms", "append ms")]
-        for name in workloads
-        for row in results
-        if (row["workload"], row["session"]) == (name, plot_results.SESSION)
+        *(
+            row
+            for name in workloads
+            for row in results
+            if (row["workload"], row["session"]) == (name, plot_results.SESSION)
+        ),
+        *(row for row in plot_results.read_larger(text) if row["rows"] == "20,000,000"),
     ]
     assert [[*row] for row in shown] == [
-        [plot_results.seconds(plot_results.median_ms(cell)) for cell in row] for row in measured
+        [plot_results.seconds(plot_results.median_ms(row[column])) for column in columns] for row in measured
     ]

@@ -131,7 +131,7 @@ def test_the_table_and_the_picture_have_the_figures():
         "Iceberg MERGE, deletion vectors": [(1_000_000, 5.5), (5_000_000, 10.0)],
         "stream_merge": [(1_000_000, 2.0)],
     }
-    picture = plot.draw(points)
+    picture = plot.PLOT.draw(points)
     assert ">10.0 Iceberg MERGE, deletion vectors</text>" in picture
     assert picture.count("<circle") == 3
 
