@@ -106,6 +106,7 @@ def _bound(
     is_typed: bool,
 ) -> Bound:
     config, batch = with_schema_changes(config, batch, changes, schema)
+    batch = _with_types(batch, schema)
     batch = _as_in_partitions(config, batch, schema, partition_columns)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
@@ -152,6 +153,19 @@ def _is_stable(config: SinkConfig, batch: DataFrame) -> bool:
     parts = [part for part in config.sequence_parts if not isinstance(part, str) or part.lower() not in names]
     texts = [part for part in parts if isinstance(part, str)]
     return len(texts) == len(parts) and are_stable(batch.sparkSession, texts, (config.source_alias, batch.columns))
+
+
+def _with_types(batch: DataFrame, schema: StructType) -> DataFrame:
+    """Give columns that are NULL without a type the types of the table's columns."""
+    in_target = {field.name.lower(): field.dataType for field in schema.fields}
+    typed = {
+        field.name: F.lit(None).cast(in_target[field.name.lower()]).alias(field.name)
+        for field in batch.schema.fields
+        if isinstance(field.dataType, NullType) and field.name.lower() in in_target
+    }
+    if not typed:
+        return batch
+    return batch.select(*[typed.get(name, F.col(quote(name))) for name in batch.columns])
 
 
 def _as_in_partitions(

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegralType,
     MapType,
+    NullType,
     StringType,
     StructField,
     StructType,
@@ -56,6 +57,8 @@ class SchemaChanges:
         dropped: The columns of the table that the source had, and has no more.
         nullable: The columns that lose NOT NULL, since the source has no values for them.
         incomplete: The columns that lack fields in the batch which they have in the table.
+        untyped: The columns of the batch that are NULL without a type, and that the table does not have: it gets them
+            once they have a type.
     """
 
     added: tuple[StructField, ...] = ()
@@ -65,6 +68,7 @@ class SchemaChanges:
     dropped: tuple[StructField, ...] = ()
     nullable: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()
+    untyped: tuple[str, ...] = ()
 
     @property
     def needs_evolution(self) -> bool:
@@ -120,15 +124,15 @@ def find_schema_changes(
         return NOTHING
     kept = {each.name.lower(): each for each in table.fields}
     sent = {each.name.lower() for each in source.fields}
-    added, misfits, incomplete = [], [], []
+    new = [each for each in source.fields if each.name.lower() not in kept]
+    untyped = [each.name for each in new if isinstance(each.dataType, NullType) and mode != "error"]
+    added = [each for each in new if each.name not in untyped]
+    misfits, incomplete = [], []
     widened: dict[str, DataType] = {}
     replaced: dict[str, str] = {}
     nullable = []
-    for each in source.fields:
+    for each in [each for each in source.fields if each not in new]:
         name = each.name.lower()
-        if name not in kept:
-            added.append(each)
-            continue
         if lacks_fields(each.dataType, kept[name].dataType):
             incomplete.append(kept[name].name)
         kind = _holding(kept[name].dataType, each.dataType)
@@ -161,6 +165,7 @@ def find_schema_changes(
         misfits=tuple(misfits),
         dropped=dropped,
         incomplete=tuple(incomplete),
+        untyped=tuple(untyped),
         nullable=(*nullable, *(each.name for each in dropped if not each.nullable)),
     )
 
@@ -305,11 +310,20 @@ def with_schema_changes(
         batch = batch.select(*columns())
     if changes.needs_evolution:
         config = replace(config, merge_schema=True)
-    if config.columns:
-        config = replace(config, columns=(*config.columns, *changes.replaced.values()))
+    config = _with_columns(config, changes)
     if config.unchanged_columns is not None and changes.replaced:
         config = replace(config, unchanged_columns=_with_replaced(config.unchanged_columns, changes.replaced))
     return config, batch
+
+
+def _with_columns(config: SinkConfig, changes: SchemaChanges) -> SinkConfig:
+    """Return a sink that writes the columns which take the values of others, and leaves out those without a type."""
+    if not config.columns:
+        return replace(config, except_columns=(*config.except_columns, *changes.untyped))
+    untyped = {name.lower() for name in changes.untyped}
+    # Without any, a sink writes all columns.
+    written = [name for name in config.columns if name.lower() not in untyped] or config.keys
+    return replace(config, columns=(*written, *changes.replaced.values()))
 
 
 def _with_replaced(unchanged: Expression, replaced: Mapping[str, str]) -> Column:

@@ -45,7 +45,18 @@ class Chunk:
     @classmethod
     def sorted_from(cls, high: Hashes, low: Hashes | None, files: FileNumbers, rows: Positions) -> Chunk:
         """Return entries that come in any order."""
-        order = np.argsort(high, kind="stable")
+        return cls.ordered_by(np.argsort(high), high, low, files, rows)
+
+    @classmethod
+    def merged_from(cls, high: Hashes, low: Hashes | None, files: FileNumbers, rows: Positions) -> Chunk:
+        """Return entries that come in a few runs, each of which is sorted: a stable sort merges them."""
+        return cls.ordered_by(np.argsort(high, kind="stable"), high, low, files, rows)
+
+    @classmethod
+    def ordered_by(
+        cls, order: NDArray[np.int64], high: Hashes, low: Hashes | None, files: FileNumbers, rows: Positions
+    ) -> Chunk:
+        """Return entries in this order."""
         return cls(high[order], None if low is None else low[order], files[order], rows[order])
 
     def __len__(self) -> int:
@@ -149,7 +160,7 @@ def merged(segments: Sequence[Segment], alive: Sequence[int]) -> Iterator[Chunk]
                 parts.append(Chunk(chunk.high[kept], low, files[kept], chunk.rows[kept]))
         if any(map(len, parts)):
             lows = [part.low for part in parts if part.low is not None]
-            yield Chunk.sorted_from(
+            yield Chunk.merged_from(
                 np.concatenate([part.high for part in parts]),
                 np.concatenate(lows) if lows else None,
                 np.concatenate([part.files for part in parts]),

@@ -239,3 +239,12 @@ def test_no_number_becomes_another_one_whatever_the_session_allows(
     with pytest.raises(StreamMergeError, match="CAST_OVERFLOW"):
         merge_sink(path, keys="k", sequence_by="s").merge(source)
     assert spark.read.format("delta").load(path).count() == 0
+
+
+@pytest.mark.parametrize(("mode", "used"), [("formatted", "simple"), ("extended", "extended")])
+def test_plans_are_written_for_the_ui_in_the_short_format_unless_the_user_has_chosen_one(spark, mode, used):
+    session = spark.newSession()
+    session.conf.set("spark.sql.adaptive.enabled", "true")
+    session.conf.set("spark.sql.ui.explainMode", mode)
+    assert planned_at_once(session.range(1)).sparkSession.conf.get("spark.sql.ui.explainMode") == used
+    assert session.conf.get("spark.sql.ui.explainMode") == mode

@@ -28,8 +28,9 @@ from stream_merge.merge.locate.pairs import by_checksum, checksum_column
 from stream_merge.merge.locate.probes import ROW_BITS, halves, has_key, identity
 from stream_merge.table.files import DataFile, TableFiles, num_rows, physical_name
 
-MAX_ADDED_ROWS = 20_000_000
-"""So many rows one batch reads for the index. It scans the rest of a larger table, which the next batches read."""
+MAX_ADDED_ROWS = 100_000_000
+"""So many rows one batch reads for the index, for a minute or two. It scans the rest of a larger table, which the next
+batches read: with less at a time, all of them together would scan more than they read."""
 
 MAX_READ_ROWS = 2_000_000
 """So many rows one job reads for the index: up to 80 MB go through the driver."""
