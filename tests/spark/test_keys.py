@@ -177,10 +177,10 @@ def test_dates_that_python_does_not_have_as_keys_that_partition_the_table(spark,
 
 
 @pytest.mark.any_strategy
-@pytest.mark.parametrize("order", [None, "v"])
-def test_an_empty_text_in_a_key_that_partitions_the_table_is_null(spark, create_table, deletion_vectors, order):
+@pytest.mark.parametrize(("kind", "order"), [("STRING", None), ("STRING", "v"), ("CHAR(1)", None), ("VARCHAR(1)", "v")])
+def test_an_empty_text_in_a_key_that_partitions_the_table_is_null(spark, create_table, deletion_vectors, kind, order):
     """Delta makes NULL of it, so that each merge would insert the row again."""
-    path = create_table("p STRING, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
+    path = create_table(f"p {kind}, v INT", partition_by=["p"], deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys="p", sequence_by=order)
     sink.merge(spark.sql("SELECT 'a' p, 1 v"))
     with pytest.raises(NullKeyError, match=r"1 source row\(s\) have NULL in a key \(p\)"):
