@@ -123,6 +123,20 @@ TABLE = "id int, n int, gone string not null, d decimal(8,2) not null, s struct<
 SOURCE = "id bigint, N bigint, d string, new date, s struct<a:int,b:int>"
 
 
+@pytest.mark.parametrize("mode", ["evolve", "lenient"])
+def test_a_column_without_a_type_is_not_added(mode):
+    source = T.StructType([*struct_of("k int, a date, v int").fields, T.StructField("N", T.NullType())])
+    expected = SchemaChanges(added=(source["a"],), untyped=("N",))
+    assert find_schema_changes(struct_of("k int, v bigint"), source, mode) == expected
+    assert find_schema_changes(struct_of("k int, v bigint, n date, a date"), source, mode) == NOTHING
+    assert list(expected.texts()) == ["a (DATE) is new"]
+
+
+def test_a_column_without_a_type_is_new_where_nothing_may_change():
+    source = T.StructType([*struct_of("k int").fields, T.StructField("N", T.NullType())])
+    assert [*find_schema_changes(struct_of("k int"), source, "error").texts()] == ["N (VOID) is new"]
+
+
 def test_a_struct_may_lack_fields():
     changes = found("id int, l array<struct<a:int,b:int>>", "id int, l array<struct<a:int>>", "evolve")
     assert changes == SchemaChanges(incomplete=("l",))
