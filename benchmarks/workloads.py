@@ -160,7 +160,7 @@ class Changes:
 
 def _with_columns(rows: DataFrame, workload: Workload, *others: str) -> DataFrame:
     key = "md5(CAST(id AS STRING))" if workload.has_string_keys else "id"
-    columns = [F.expr(sql).cast(sql_type).alias(name) for name in workload.columns for sql_type, sql in [COLUMNS[name]]]
+    columns = [F.expr(COLUMNS[name][1]).cast(COLUMNS[name][0]).alias(name) for name in workload.columns]
     return rows.select(F.expr(key).alias("key"), *columns, *others)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
@@ -17,11 +17,12 @@ from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENC
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaMismatchError
 from stream_merge.keyless.bind import with_row_ids
-from stream_merge.merge.key_and_sequence import nullable_texts, sequence_type_in
+from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import in_type_of_target, stored_in, valid_text, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
 from stream_merge.sql import quote
+from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
 from stream_merge.table.features import GENERATED
 
 
@@ -50,7 +51,7 @@ def bind(
     schema: StructType,
     changes: SchemaChanges = NOTHING,
     *,
-    partition_columns: Sequence[str] = (),
+    partition_columns: Sequence[str],
     is_typed: bool = True,
     once: Once | None = None,
 ) -> Bound:
@@ -159,24 +160,27 @@ def _with_types(batch: DataFrame, schema: StructType) -> DataFrame:
     """Give columns that are NULL without a type the types of the table's columns."""
     in_target = {field.name.lower(): field.dataType for field in schema.fields}
     typed = {
-        field.name: F.lit(None).cast(in_target[field.name.lower()]).alias(field.name)
+        field.name: F.lit(None).cast(in_target[field.name.lower()])
         for field in batch.schema.fields
         if isinstance(field.dataType, NullType) and field.name.lower() in in_target
     }
-    if not typed:
-        return batch
-    return batch.select(*[typed.get(name, F.col(quote(name))) for name in batch.columns])
+    return _with_values(batch, typed)
 
 
 def _as_in_partitions(
     config: SinkConfig, batch: DataFrame, schema: StructType, partition_columns: Sequence[str]
 ) -> DataFrame:
-    """Make NULL of the empty text in keys that partition the table, as Delta does when it writes them."""
-    texts = nullable_texts(config.keys, partition_columns, batch.schema, schema)
-    null_if_empty = {name: F.nullif(F.col(quote(name)), F.lit("")).alias(name) for name in texts}
-    if not null_if_empty:
+    """Make NULL of empty values in keys that partition the table, as Delta does when it writes them."""
+    nullable = empty_as_null(config.keys, partition_columns, batch.schema, schema)
+    values = {name: null_if_empty(F.col(quote(name))) for name in batch.columns if name.lower() in nullable}
+    return _with_values(batch, values)
+
+
+def _with_values(batch: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+    """Return a batch with other values in some of its columns; the batch itself if there are none."""
+    if not values:
         return batch
-    return batch.select(*[null_if_empty.get(name, F.col(quote(name))) for name in batch.columns])
+    return batch.select(*[values[n].alias(n) if n in values else F.col(quote(n)) for n in batch.columns])
 
 
 def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
@@ -205,9 +209,7 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
         if _is_plain(field.dataType) and _is_plain(kept) and not isinstance(kept, StringType):
             typed[field.name] = exactly_typed(F.col(quote(field.name)), field.name, field.dataType, kept)
     typed |= _reordered((*config.sequence_columns, *config.keys), batch.schema, schema)
-    if not typed:
-        return batch
-    return batch.select(*[typed[n].alias(n) if n in typed else F.col(quote(n)) for n in batch.columns])
+    return _with_values(batch, typed)
 
 
 def _reordered(names: Sequence[str], batch: StructType, schema: StructType) -> dict[str, Column]:

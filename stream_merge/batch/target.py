@@ -141,7 +141,7 @@ def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) ->
         missing[SEQUENCE] = sql_type(added.dataType)
         schema.add(added)
     if config.sets_columns and COLUMN_SEQUENCES not in schema.names:
-        partial = bind(config, batch, schema).partial
+        partial = bind(config, batch, schema, partition_columns=()).partial
         if partial is not None:
             missing[COLUMN_SEQUENCES] = sql_type(partial.sequences_type)
     return missing

@@ -43,20 +43,19 @@ class Chunk:
     rows: Positions
 
     @classmethod
-    def sorted_from(cls, high: Hashes, low: Hashes | None, files: FileNumbers, rows: Positions) -> Chunk:
-        """Return entries that come in any order."""
-        return cls.ordered_by(np.argsort(high), high, low, files, rows)
-
-    @classmethod
-    def merged_from(cls, high: Hashes, low: Hashes | None, files: FileNumbers, rows: Positions) -> Chunk:
-        """Return entries that come in a few runs, each of which is sorted: a stable sort merges them."""
-        return cls.ordered_by(np.argsort(high, kind="stable"), high, low, files, rows)
-
-    @classmethod
-    def ordered_by(
-        cls, order: NDArray[np.int64], high: Hashes, low: Hashes | None, files: FileNumbers, rows: Positions
+    def sorted_from(
+        cls, high: Hashes, low: Hashes | None, files: FileNumbers, rows: Positions, *, are_runs: bool = False
     ) -> Chunk:
-        """Return entries in this order."""
+        """Return entries that come in any order.
+
+        Args:
+            high: First half of each hash.
+            low: Second half; None if the keys are numbers.
+            files: Number of the file of each entry.
+            rows: Position in the file.
+            are_runs: Whether they come in a few sorted runs, which a stable sort merges; it is slower for others.
+        """
+        order = np.argsort(high, kind="stable" if are_runs else None)
         return cls(high[order], None if low is None else low[order], files[order], rows[order])
 
     def __len__(self) -> int:
@@ -160,11 +159,12 @@ def merged(segments: Sequence[Segment], alive: Sequence[int]) -> Iterator[Chunk]
                 parts.append(Chunk(chunk.high[kept], low, files[kept], chunk.rows[kept]))
         if any(map(len, parts)):
             lows = [part.low for part in parts if part.low is not None]
-            yield Chunk.merged_from(
+            yield Chunk.sorted_from(
                 np.concatenate([part.high for part in parts]),
                 np.concatenate(lows) if lows else None,
                 np.concatenate([part.files for part in parts]),
                 np.concatenate([part.rows for part in parts]),
+                are_runs=True,
             )
 
 

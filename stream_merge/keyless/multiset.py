@@ -38,6 +38,7 @@ from stream_merge.merge.canonical import canonical_text
 from stream_merge.merge.source import bound_of, is_delete, key_range
 from stream_merge.sql import quote
 from stream_merge.table.char_columns import CHAR_VARCHAR, without_padding
+from stream_merge.table.empty_partition_values import can_be_empty, null_if_empty
 from stream_merge.table.files import KeyRange, is_prunable
 
 if TYPE_CHECKING:
@@ -139,9 +140,8 @@ class _Contents:
         for number, field in enumerate(self.fields):
             was = self._as_there(before, before_type[fields[field.name.lower()]], field.dataType)
             value = F.when(is_before, was).otherwise(F.col(quote(field.name)).cast(field.dataType))
-            if field.name.lower() in self.partition_columns and isinstance(field.dataType, T.StringType):
-                # Delta writes the empty text as NULL there.
-                value = F.nullif(value, F.lit(""))
+            if field.name.lower() in self.partition_columns and can_be_empty(field.dataType):
+                value = null_if_empty(value)
             values.append(without_padding(value, field).alias(f"v{number}"))
         return F.struct(*values)
 

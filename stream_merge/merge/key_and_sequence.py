@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from stream_merge.sql import quote
 
@@ -34,19 +34,6 @@ def key_struct(values: Iterable[Column]) -> Column:
 def key_type(types: Iterable[DataType]) -> StructType:
     """Return the type of a key from the types of its columns."""
     return StructType([StructField(f"k{i}", kind) for i, kind in enumerate(types)])
-
-
-def nullable_texts(
-    keys: Sequence[str], partition_columns: Sequence[str], batch: StructType, target: StructType
-) -> list[str]:
-    """Return the batch's key columns in which an empty text is NULL, as Delta writes it to STRING partition columns."""
-    names = {name.lower() for name in keys} & {name.lower() for name in partition_columns}
-    texts = {field.name.lower() for field in target.fields if isinstance(field.dataType, StringType)}
-    return [
-        field.name
-        for field in batch.fields
-        if field.name.lower() in names & texts and isinstance(field.dataType, StringType)
-    ]
 
 
 def sequence_names(number: int) -> list[str]:

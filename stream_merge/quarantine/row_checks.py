@@ -15,13 +15,13 @@ from stream_merge.clauses import Expression
 from stream_merge.column_names import SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.keyless.bind import before_of, is_lost
-from stream_merge.merge.key_and_sequence import nullable_texts
 from stream_merge.merge.lossless_casts import exact
 from stream_merge.merge.source import deletes
 from stream_merge.partial_updates.fold import unset_columns
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.partial_updates.special_changes import is_truncate
 from stream_merge.sql import quote
+from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
 
 _SHOWN = 80
 """The number of characters of a value that a reason quotes."""
@@ -130,14 +130,10 @@ class Checks:
     def _null_keys(self) -> Iterator[Check]:
         if self.config.null_keys != "quarantine":
             return
-        texts = nullable_texts(self.config.keys, self.partition_columns, self.batch.schema, self.target)
-        can_be_empty = {name.lower() for name in texts}
-
-        def is_null_in_target(key: str) -> Column:
-            value = F.col(quote(key))
-            return value.isNull() | (value == "") if key.lower() in can_be_empty else value.isNull()
-
-        names = [F.when(is_null_in_target(key), F.lit(key)) for key in self.config.keys]
+        keys = {key: F.col(quote(key)) for key in self.config.keys}
+        nullable = empty_as_null(keys, self.partition_columns, self.batch.schema, self.target)
+        keys |= {key: null_if_empty(value) for key, value in keys.items() if key.lower() in nullable}
+        names = [F.when(value.isNull(), F.lit(key)) for key, value in keys.items()]
         listed = F.concat(F.lit("NULL in a key ("), F.concat_ws(", ", *names), F.lit(")"))
         is_null = F.coalesce(*names).isNotNull() & ~is_truncate(self.config)
         yield Check(label="NULL in a key", reason=F.when(is_null, listed))

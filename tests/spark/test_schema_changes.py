@@ -499,34 +499,3 @@ def test_columns_that_others_add_keep_their_values(
     gone = None if options == {"sequence_by": "s"} else 4
     expected = [(1, 5, 5, "x", 1, gone), (2, 5, 5, None, 2, None), (4, 3, 3, None, None, None)]
     assert read_rows(path, "id", "s", "n", "theirs", "later", "gone") == expected
-
-
-@pytest.mark.parametrize("mode", ["evolve", "lenient"])
-def test_a_column_comes_once_it_has_a_type(spark, create_table, create_source, read_rows, deletion_vectors, mode):
-    """NULL alone has none: the table would have a column of the type VOID, to which no value can be written."""
-    path = create_table("id INT, v INT", deletion_vectors=deletion_vectors)
-    sink = following(path, mode)
-    sink.merge(create_source("id INT, v INT, s INT", [(1, 1, 1)]).selectExpr("*", "NULL AS n"))
-    sink.merge(create_source("id INT, v INT, m STRING, s INT", [(2, 2, 2, 2)]).selectExpr("*", "NULL AS n"))
-    assert schema_of(spark, path).keys() - {"id", "v", "m"} == {c for c in schema_of(spark, path) if c[0] == "_"}
-    sink.merge(create_source("id INT, v INT, n DATE, m STRING, s INT", [(1, 3, AT.date(), "m", 3)]))
-    sink.merge(create_source("id INT, v INT, s INT", [(2, 4, 4)]).selectExpr("*", "NULL AS n", "NULL AS m"))
-    assert read_rows(path, "id", "v", "n", "m") == [(1, 3, AT.date(), "m"), (2, 4, None, None)]
-
-
-def test_values_follow_a_row_to_another_key_where_a_column_has_no_type(create_table, create_source, read_rows):
-    path = create_table("id INT, v INT, n STRING", [(1, 1, "kept")], deletion_vectors=True)
-    sink = merge_sink(
-        path,
-        keys="id",
-        sequence_by="s",
-        except_columns=["s", "old", "new", "unset"],
-        unchanged_columns="unset",
-        old_key="old",
-        new_key="new",
-        delete_when="op = 'd'",
-    )
-    schema = "id INT, v INT, s INT, op STRING, old STRUCT<id: INT>, new STRUCT<id: INT>, unset ARRAY<STRING>"
-    moved = create_source(schema, [(1, None, 2, "d", None, (2,), None), (2, 5, 2, "c", (1,), None, ["n"])])
-    sink.merge(moved.selectExpr("*", "NULL AS n").drop("op").selectExpr("*", "IF(s = 2 AND id = 1, 'd', 'c') AS op"))
-    assert read_rows(path, "id", "v", "n") == [(2, 5, "kept")]

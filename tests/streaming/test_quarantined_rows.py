@@ -400,14 +400,3 @@ def test_records_that_debezium_did_not_write(spark, create_table: CreateTable, c
     assert {tuple(row) for row in table.select("batch_id", "app_id", "target").collect()} == {
         (0, query_id(checkpoint), target)
     }
-
-
-def test_a_column_without_a_type_beside_rows_to_be_set_aside(spark, create_table, create_source, read_rows, tmp_path):
-    path = create_table("id INT, v INT, n STRING", [(1, 1, "old")], deletion_vectors=True)
-    sink = merge_sink(path, keys="id", sequence_by="s", except_columns="s", quarantine=str(tmp_path / "set_aside"))
-    rows = create_source("id INT, v BIGINT, s INT", [(1, 2, 1), (2, 2**40, 1), (3, 3, 1)])
-    result = sink.merge(rows.selectExpr("*", "NULL AS n"))
-    assert result.num_quarantined_rows == 1
-    assert read_rows(path, "id", "v", "n") == [(1, 2, None), (3, 3, None)]
-    (set_aside,) = spark.read.format("delta").load(str(tmp_path / "set_aside")).select("row").collect()
-    assert set_aside.row == '{"id":2,"v":1099511627776,"s":1,"n":null}'
