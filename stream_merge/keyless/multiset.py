@@ -140,8 +140,6 @@ class _Contents:
         for number, field in enumerate(self.fields):
             was = self._as_there(before, before_type[fields[field.name.lower()]], field.dataType)
             value = F.when(is_before, was).otherwise(F.col(quote(field.name)).cast(field.dataType))
-            if field.name.lower() in self.partition_columns and can_be_empty(field.dataType):
-                value = null_if_empty(value)
             values.append(without_padding(value, field).alias(f"v{number}"))
         return F.struct(*values)
 
@@ -182,6 +180,12 @@ class _Contents:
         if not prunable:
             return []
         values = {number: F.col(_IMAGE).getField(f"v{number}") for number in prunable}
+        # The files have it so. The ids keep what the source has sent.
+        values |= {
+            number: null_if_empty(values[number])
+            for number, field in prunable.items()
+            if field.name.lower() in self.partition_columns and can_be_empty(field.dataType)
+        }
         aggregates = [
             bound_of(aggregate(value), prunable[number].dataType.simpleString(), is_upper=name == "high").alias(
                 f"{name}_{number}"

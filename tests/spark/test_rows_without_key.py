@@ -142,14 +142,15 @@ def test_an_empty_value(create_table, spark, read_rows, deletion_vectors, partit
     sink, empty = keyless(path), (1, "")
     given = "BINARY" if kind == "BINARY" else "STRING"
     typed = ("a", f"CAST(b AS {given}) AS b", f"CAST(old AS STRUCT<a: INT, b: {given}>) AS old", "seq", "op")
-    for events in (
-        [add(1, empty), add(2, X), add(3, empty)],
-        [remove(4, empty), change(6, X, empty)],
-        [remove(9, empty)],
-        [add(8, empty)],
-    ):
+
+    def merged(*events):
         sink.merge(spark.createDataFrame(events, CHANGES).selectExpr(*typed))
-    assert read_rows(path, "a", "b") == [(1, kept)] * 2
+        return read_rows(path, "a", "b")
+
+    merged(add(1, empty), add(2, X), add(3, empty))
+    assert merged(remove(4, empty), change(6, X, empty)) == [(1, kept)] * 2
+    assert merged(remove(9, empty)) == [(1, kept)]
+    assert merged(add(8, empty)) == [(1, kept)] * 2
 
 
 def test_truncates_take_what_is_older(merged):
