@@ -23,17 +23,21 @@ _OPTIONS = {"ignoreNullFields": "false", **EXACT_TIMES, "timeZone": "UTC"}
 def row_as_json(fields: Sequence[StructField]) -> Column:
     """Return the columns of these fields as one JSON text.
 
-    Times are in UTC with microseconds, binary values are base64, NaN and infinity are strings. A map whose keys are not
-    strings becomes a list of entries, `{"key": ..., "value": ...}`.
+    Times are in UTC with microseconds, binary values are base64, NaN and infinity are strings. Texts that are not UTF-8
+    are `base64:` and their bytes. A map whose keys are not strings becomes a list of entries, `{"key": ..., "value":
+    ...}`; the bytes of keys that are not UTF-8 are lost.
     """
     columns = [_writable(F.col(quote(field.name)), field.dataType).alias(field.name) for field in fields]
     return F.to_json(F.struct(*columns), _OPTIONS)
 
 
 def _writable(value: Column, data_type: DataType) -> Column:
-    """Return the value with maps turned into lists where Spark would write unreadable keys."""
-    if not _has_such_map(data_type):
+    """Return the value with what Spark would write in a way that cannot be read back in another form."""
+    if not _is_rewritten(data_type):
         return value
+    if isinstance(data_type, StringType):
+        text = value.cast("string")
+        return F.when(F.is_valid_utf8(text), text).otherwise(F.concat(F.lit("base64:"), F.base64(text.cast("binary"))))
     if isinstance(data_type, ArrayType):
         element = data_type.elementType
         return F.transform(value, lambda item: _writable(item, element))
@@ -53,10 +57,11 @@ def _writable(value: Column, data_type: DataType) -> Column:
     )
 
 
-def _has_such_map(data_type: DataType) -> bool:
+def _is_rewritten(data_type: DataType) -> bool:
     if isinstance(data_type, MapType):
-        is_such = not isinstance(data_type.keyType, StringType)
-        return is_such or _has_such_map(data_type.valueType)
+        return not isinstance(data_type.keyType, StringType) or _is_rewritten(data_type.valueType)
     if isinstance(data_type, ArrayType):
-        return _has_such_map(data_type.elementType)
-    return isinstance(data_type, StructType) and any(_has_such_map(field.dataType) for field in data_type.fields)
+        return _is_rewritten(data_type.elementType)
+    if isinstance(data_type, StructType):
+        return any(_is_rewritten(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, StringType)

@@ -9,7 +9,7 @@ from functools import partial
 from stream_merge.batch.accept import accepted
 from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
 from stream_merge.batch.bind import Bound, bind
-from stream_merge.batch.column_checks import tell_left_out
+from stream_merge.batch.column_checks import tell_left_out, tell_unordered
 from stream_merge.batch.measure import measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.reduce import Changes, Reduction, changes_of, reduced
@@ -68,6 +68,7 @@ def first_attempt(
         had_registers = has_column_sequences(target.transaction) and not target.is_empty
         names = target.transaction.struct_type.names
         tell_left_out(batch.spark, batch.config, clauses, batch.frame.columns, names, batch.caches.left_out)
+        tell_unordered(batch.config, target.transaction, batch.caches.told)
         transaction = prepare_target(batch.config, batch.frame, target.table, target.transaction)
         bound = _bound(batch, target.table, transaction)
         tell_schema_changes(batch.name, bound.changes, batch.caches.told)

@@ -1,4 +1,4 @@
-"""Checks the columns of a batch: refuses names that cannot be merged, and warns of columns the target lacks."""
+"""Checks the columns of a batch: refuses names that cannot be merged, and warns of what the options leave out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from collections.abc import Collection, Iterator, Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge.expressions import expression_sql
+from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Action, Clause, Expression
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, UnresolvedColumnError
+from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
+_UNORDERED = "the order of changes"
+"""The entry of what was told; the others are sentences."""
 _ALL = (Action.UPDATE_ALL, Action.INSERT_ALL)
 _OF_RECORDS = ("topic", "partition", "offset", "value")
 """The columns in which a quarantine keeps the record that a row comes from."""
@@ -99,6 +103,30 @@ def tell_left_out(
             config.target,
             ", ".join(unused),
         )
+
+
+def tell_unordered(config: SinkConfig, transaction: Transaction, told: set[str]) -> None:
+    """Warn of a table that keeps the order of changes, if the sink merges all changes as they arrive.
+
+    Nobody is stopped: a correction, say, may be meant to count whatever its time.
+
+    Args:
+        config: The sink as the user configured it.
+        transaction: The version that is read.
+        told: What was looked at before, to which this is added.
+    """
+    if config.keeps_order or config.clauses or not config.keys or _UNORDERED in told:
+        return
+    told.add(_UNORDERED)
+    state = transaction.domain_metadata(DOMAIN)
+    if state is None:
+        return
+    logger.warning(
+        "%s: the table was written with sequence_by (%s), and this sink has none: its changes overwrite newer rows and "
+        "undo remembered deletes; set sequence_by again, or call reset_state if the order no longer counts",
+        config.target,
+        ", ".join(TombstoneManifest.from_json(state).sequence),
+    )
 
 
 def _alike(names: Sequence[str]) -> list[list[str]]:

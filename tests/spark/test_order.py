@@ -77,6 +77,24 @@ class TestResurrection:
 
 
 class TestOrder:
+    def test_a_sink_without_a_sequence_is_told_what_it_undoes(self, create_table, create_source, read_rows, caplog):
+        path = create_table(TARGET, [(1, "a", 1)])
+        change = create_source(SCHEMA, [(1, "old", 4, "u")])
+        keyed(path).merge(create_source(SCHEMA, [(1, None, 5, "d")]))
+        caplog.clear()
+        unordered = keyed(path, sequence_by=None)
+        for _ in range(2):
+            unordered.merge(change)
+        assert read_rows(path) == [Row(id=1, v="old", seq=4)]
+        (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert f"{path}: the table was written with sequence_by (seq), and this sink has none" in warning
+        caplog.clear()
+        # Clauses of one's own decide on the order themselves, and who has asked to forget it knows.
+        merge_sink(path, keys="id").when_matched_delete(condition="source.op = 'd'").merge(change)
+        unordered.reset_state(create_source(SCHEMA).sparkSession)
+        keyed(path, sequence_by=None).merge(change)
+        assert not caplog.records
+
     def test_the_newest_change_of_a_batch_wins(self, create_table, create_source, read_rows, deletion_vectors):
         """delta-io/delta#131, #325: "multiple source rows matched"; with one change a key, smoke tests pass."""
         path = create_table(TARGET, [(1, "a", 1)], deletion_vectors=deletion_vectors)

@@ -308,6 +308,13 @@ def test_the_row_keeps_values_of_every_type(spark, create_table: CreateTable, re
             {"m": {"k": [{"key": 1.5, "value": "v"}]}, "n": None},
         ),
         "no_struct": ("CAST(NULL AS STRUCT<m: MAP<INT, INT>>)", None),
+        "no_text": ("CAST(NULL AS STRING)", None),
+        "latin": ("CAST(X'6DFC' AS STRING)", "base64:bfw="),
+        "collated": ("'Straße' COLLATE UTF8_LCASE", "Straße"),
+        "deep_texts": (
+            "map('k', array(named_struct('t', CAST(X'FF' AS STRING)), named_struct('t', 'é'), NULL))",
+            {"k": [{"t": "base64:/w=="}, {"t": "é"}, None]},
+        ),
     }
     batch = spark.range(1).select(
         F.lit(None).cast("int").alias("id"), *[F.expr(sql).alias(name) for name, (sql, _) in values.items()]
