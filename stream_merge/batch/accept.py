@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.batch.bind import Bound, bind
+from stream_merge.batch.bind import Bound, bind, in_order_of_target
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.schema_changes import with_schema_changes, without_schema_changes
 from stream_merge.bridge.materialized import materialized
@@ -65,6 +65,7 @@ def accepted(
         if bound.config.checks_rows:
             # As it came: what has another type in the target is judged before it gets that.
             schema, changes = transaction.struct_type, bound.changes
+            rows = in_order_of_target(bound.config, rows, schema)
             once = batch.caches.expressions(batch.frame, transaction)
             partitions = transaction.partition_columns
             frame = bind(

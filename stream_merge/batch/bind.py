@@ -19,7 +19,7 @@ from stream_merge.errors import SchemaMismatchError
 from stream_merge.keyless.bind import with_row_ids
 from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
-from stream_merge.order.sequence import in_type_of_target, stored_in, valid_text, with_sequence
+from stream_merge.order.sequence import has_texts, in_type_of_target, stored_in, valid_texts, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
 from stream_merge.sql import quote
 from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
@@ -196,11 +196,11 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
         field, kept = given.get(name.lower()), in_target.get(name.lower())
         if field is None or kept is None or field.name == SEQUENCE:
             continue
-        value = F.col(quote(field.name))
+        value = valid_texts(F.col(quote(field.name)), field.dataType)
         if field.dataType != kept:
             typed[field.name] = in_type_of_target(value, field.name, field.dataType, kept)
-        elif isinstance(kept, StringType):
-            typed[field.name] = valid_text(value)
+        elif has_texts(kept):
+            typed[field.name] = value
     for name in config.keys:
         field, kept = given.get(name.lower()), in_target.get(name.lower())
         if field is None or kept is None or field.dataType == kept or field.name in typed:
@@ -208,16 +208,34 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
         # Distinct numbers have distinct texts, so a cast to STRING makes no two keys equal.
         if _is_plain(field.dataType) and _is_plain(kept) and not isinstance(kept, StringType):
             typed[field.name] = exactly_typed(F.col(quote(field.name)), field.name, field.dataType, kept)
-    typed |= _reordered((*config.sequence_columns, *config.keys), batch.schema, schema)
+    typed |= _reordered((*config.sequence_columns, *config.keys), batch.schema, schema, typed)
     return _with_values(batch, typed)
 
 
-def _reordered(names: Sequence[str], batch: StructType, schema: StructType) -> dict[str, Column]:
+def in_order_of_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
+    """Return a batch as it came, but with the fields of keys and sequences that are structs in the target's order.
+
+    Args:
+        config: The sink as `bind` returned it.
+        batch: The batch.
+        schema: The target's.
+
+    Raises:
+        SchemaMismatchError: The fields have other names.
+    """
+    if not config.keeps_order or config.before is not None:
+        return batch
+    return _with_values(batch, _reordered((*config.sequence_columns, *config.keys), batch.schema, schema, {}))
+
+
+def _reordered(
+    names: Sequence[str], batch: StructType, schema: StructType, typed: Mapping[str, Column]
+) -> dict[str, Column]:
     """Return the values of columns that are structs whose fields have another order in the target."""
     in_target = {field.name.lower(): field.dataType for field in schema.fields}
     wanted = {name.lower() for name in names} - {SEQUENCE}
     return {
-        field.name: _in_order_of(F.col(quote(field.name)), field.dataType, kept, field.name)
+        field.name: _in_order_of(typed.get(field.name, F.col(quote(field.name))), field.dataType, kept, field.name)
         for field in batch.fields
         if field.name.lower() in wanted
         and isinstance(field.dataType, StructType)

@@ -53,10 +53,7 @@ def with_sequence(
     named = batch.alias(source_alias)
     given = named.select(sequence_struct(values).alias(SEQUENCE)).schema[SEQUENCE].dataType
     assert isinstance(given, StructType)
-    values = [
-        valid_text(value) if isinstance(own.dataType, StringType) else value
-        for value, own in zip(values, given.fields, strict=True)
-    ]
+    values = [valid_texts(value, own.dataType) for value, own in zip(values, given.fields, strict=True)]
     sequence = sequence_struct(values)
     if isinstance(target_type, StructType) and len(target_type) == len(values):
         sequence = sequence_struct(
@@ -68,9 +65,25 @@ def with_sequence(
     return named.select("*", sequence.alias(SEQUENCE))
 
 
-def valid_text(value: Column) -> Column:
-    """Return a text, an error where it is not UTF-8: the bounds of remembered deletes are kept as JSON."""
-    return F.validate_utf8(value)
+def valid_texts(value: Column, data_type: DataType) -> Column:
+    """Return a sequence or a part of it, an error where a text is not UTF-8.
+
+    The bounds of remembered deletes are kept as JSON, which has no other texts.
+    """
+    if isinstance(data_type, StringType):
+        return F.validate_utf8(value)
+    if not has_texts(data_type):
+        return value
+    assert isinstance(data_type, StructType)
+    fields = [valid_texts(value.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
+    return F.when(value.isNotNull(), F.struct(*fields))
+
+
+def has_texts(data_type: DataType) -> bool:
+    """Return whether a type is STRING, or a struct with such a field."""
+    if isinstance(data_type, StructType):
+        return any(has_texts(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, StringType)
 
 
 def in_type_of_target(value: Column, name: str, given: DataType, kept: DataType) -> Column:

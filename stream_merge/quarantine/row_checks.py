@@ -17,6 +17,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.keyless.bind import before_of, is_lost
 from stream_merge.merge.lossless_casts import exact
 from stream_merge.merge.source import deletes
+from stream_merge.order.sequence import has_texts, valid_texts
 from stream_merge.partial_updates.fold import unset_columns
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.partial_updates.special_changes import is_truncate
@@ -166,11 +167,23 @@ class Checks:
         return has_row & ~F.coalesce(leaves, F.lit(False))
 
     def _sequence(self) -> Iterator[Check]:
-        """Check the expressions of a sequence that is not a column yet; only rows that pass get the column."""
+        """Check the expressions of a sequence that is not a column yet; only rows that pass get the column.
+
+        Texts of any sequence are checked.
+        """
+        parts = (*self.config.sequence_by, *self.config.tie_break_by)
+        named = self.batch.alias(self.config.source_alias)
+        for part in parts:
+            value = self._expression(part)
+            label = "the sequence is not UTF-8" + (f": {part}" if isinstance(part, str) else "")
+            kind = named.select(value.alias("part")).schema["part"].dataType
+            if has_texts(kind):
+                is_no_text = fails(self._spark, valid_texts(value, kind)) & ~fails(self._spark, value)
+                yield Check(label=label, reason=F.when(is_no_text, F.lit(label)))
         if SEQUENCE not in self.ordered.sequence_columns:
             return
         stored = self.target[SEQUENCE].dataType if SEQUENCE in self.target.names else None
-        for number, part in enumerate((*self.config.sequence_by, *self.config.tie_break_by)):
+        for number, part in enumerate(parts):
             value = self._expression(part)
             if isinstance(stored, StructType) and number < len(stored):
                 value = value.cast(stored[number].dataType)

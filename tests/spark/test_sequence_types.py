@@ -4,6 +4,7 @@ deletes."""
 from __future__ import annotations
 
 import datetime as dt
+import json
 
 import pytest
 from pyspark.sql import Row
@@ -126,13 +127,34 @@ def test_a_sequence_of_microseconds_where_the_session_writes_milliseconds(
     assert [(row["k"], row["v"]) for row in read_rows(path)] == [(2, "gone")]
 
 
-@pytest.mark.parametrize("sequence", ["s", "concat(s, '')"])
-def test_a_sequence_that_is_no_utf_8_is_refused(spark, create_table, read_rows, sequence):
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("sequence", "in_target"),
+    [
+        ("s", "s STRING"),
+        ("o", "o STRUCT<t: STRING, n: INT>"),
+        ("named_struct('a', o)", "s STRING"),
+    ],
+)
+def test_a_sequence_that_is_no_utf_8_is_refused(spark, create_table, read_rows, tmp_path, sequence, in_target):
     """What is remembered of a delete would have another place in the order."""
-    path = create_table("id INT, v STRING, s STRING")
-    options = {"delete_when": "op = 'd'", "except_columns": ["op"]}
-    sink = merge_sink(path, keys="id", sequence_by=sequence, **options)
-    sink.merge(spark.sql("SELECT 1 id, 'a' v, 'm' s, 'u' op"))
+    path = create_table(f"id INT, v STRING, {in_target}")
+    rejected = str(tmp_path / "rejected")
+    options = {"keys": "id", "sequence_by": sequence, "delete_when": "op = 'd'", "except_columns": ["op"]}
+
+    def change(id, v, text, op):
+        text = f"CAST({text} AS STRING)"
+        return f"SELECT {id} id, '{v}' v, {text} s, named_struct('n', 1, 't', {text}) o, '{op}' op"
+
+    merge_sink(path, **options).merge(spark.sql(change(1, "a", "'m'", "u")))
+    invalid = change(1, "b", "x'FF'", "d")
     with pytest.raises(StreamMergeError, match="INVALID_UTF8_STRING"):
-        sink.merge(spark.sql("SELECT 1 id, 'a' v, CAST(x'FF' AS STRING) s, 'd' op"))
+        merge_sink(path, **options).merge(spark.sql(invalid))
     assert read_rows(path, "v") == [("a",)]
+    sink = merge_sink(path, quarantine=rejected, **options)
+    result = sink.merge(spark.sql(f"{invalid} UNION ALL {change(2, 'c', chr(39) + 'é' + chr(39), 'u')}"))
+    assert (result.num_quarantined_rows, result.num_target_rows_inserted) == (1, 1)
+    assert read_rows(path, "v") == [("a",), ("c",)]
+    [row] = read_rows(rejected)
+    assert row.reason == f"the sequence is not UTF-8: {sequence}"
+    assert json.loads(row.row)["s"] == "base64:/w=="
