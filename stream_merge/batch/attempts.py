@@ -74,6 +74,7 @@ def first_attempt(
         tell_schema_changes(batch.name, bound.changes, batch.caches.told)
         opened = Opened(transaction=transaction, had_registers=had_registers)
         store = _load_store(batch, bound.config, target.table, opened)
+        bound = _with_keys_of(store, bound)
     clauses = checked_clauses(bound.config)
     with batch.timer.phase("source"), sessions.job_description(batch.spark, f"{batch.name}: read the source"):
         found = kept_rows.enter_context(accepted(batch, bound, transaction, clauses))
@@ -190,6 +191,7 @@ def _changes_again(
     # Another sink may have added its columns, which this one has to keep as well.
     bound = _bound(batch, table, transaction)
     store = _load_store(batch, bound.config, table, opened)
+    bound = _with_keys_of(store, bound)
     changes = kept_rows.enter_context(changes_of(batch, earlier.accepted, bound, transaction, store))
     return checked_clauses(bound.config), changes, store, True
 
@@ -218,6 +220,12 @@ def _load_store(batch: MicroBatch, bound: SinkConfig, table: Table, opened: Open
         reach=batch.caches.reach,
         schemas=batch.caches.moved_schemas,
     )
+
+
+def _with_keys_of(store: TombstoneStore | None, bound: Bound) -> Bound:
+    """Return sink and batch with the keys in the order of those in the tombstones."""
+    keys = bound.config.keys if store is None else tuple(store.tombstones.keys)
+    return bound if keys == bound.config.keys else replace(bound, config=replace(bound.config, keys=keys))
 
 
 def _resolve(

@@ -283,9 +283,11 @@ def load_store(
     if state.older_columns is None:
         # No commit says: a batch was killed before its commit, or nothing was merged. Looked up once.
         state = replace(state, older_columns=older_columns(table, transaction))
+    # The files have the keys by their place.
+    places = {key.lower(): place for place, key in enumerate(state.keys)}
     tombstones = Tombstones(
         table=table,
-        keys={key: schema[key.lower()] for key in ordered.keys},
+        keys={key: schema[key.lower()] for key in sorted(ordered.keys, key=lambda key: places[key.lower()])},
         sequence={name: schema[name.lower()] for name in ordered.sequence_columns},
         is_null_safe=config.null_keys == "match",
         schemas=schemas,

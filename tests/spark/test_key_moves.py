@@ -85,6 +85,15 @@ class TestOneMove:
             sink.merge(create_source(SCHEMA, batch))
         assert read_rows(table, "id", "a", "b", "seq") == [Row(id=2, a="A", b="b1", seq=11)]
 
+    def test_keys_in_another_order(self, create_source, read_rows, table):
+        """The values that a tombstone holds for a row that is yet to come, and those of the row that is there."""
+        moving(table).merge(create_source(SCHEMA, [delete(1, 10, new=2)]))
+        sink = moving(table, keys=["Part 2", "id"])
+        sink.merge(create_source(SCHEMA, [upsert(2, "A", None, 11, "b", old=1)]))
+        assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b1")]
+        sink.merge(create_source(SCHEMA, [delete(2, 20, new=3), upsert(3, "B", None, 21, "b", old=2)]))
+        assert read_rows(table, "id", "a", "b") == [Row(id=3, a="B", b="b1")]
+
     def test_a_row_that_takes_all_values_along_is_merged_whole(self, create_source, read_rows, table, monkeypatch):
         folded = []
         monkeypatch.setattr(reduce, "folded_changes", lambda *args: folded.append(1) or folded_changes(*args))

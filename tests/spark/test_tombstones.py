@@ -76,6 +76,31 @@ def test_another_configuration_is_refused(create_table, create_source, read_rows
     assert read_rows(path, "v") == [Row(v="b")]
 
 
+@pytest.mark.core
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", ["INT", "STRING"])
+def test_keys_in_another_order_are_the_same_keys(create_table, create_source, read_rows, kind):
+    """A list in a pipeline file that was sorted, or records whose keys have their fields in another order."""
+    path = create_table(f"a INT, B {kind}, v STRING, s BIGINT")
+    schema = f"a INT, B {kind}, v STRING, s BIGINT"
+    one, two, five = ("1", "2", "5") if kind == "STRING" else (1, 2, 5)
+
+    def merge(keys, *rows):
+        sink = merge_sink(path, keys=keys, sequence_by="s", delete_when="v = 'd'")
+        return sink.merge(create_source(schema, rows))
+
+    merge(["a", "B"], (1, two, "x", 10), (5, two, "y", 10))
+    merge(["a", "B"], (1, two, "d", 20))
+    late = merge(["b", "a"], (1, two, "late", 15), (2, one, "other", 15), (5, two, "d", 30))
+    assert (late.num_outdated_rows, late.num_tombstones) == (1, 2)
+    assert read_rows(path, "a", "B", "v") == [Row(a=2, B=one, v="other")]
+    late = merge(["A", "b"], (5, two, "late", 25), (1, two, "new", 21), (2, five, "new", 25))
+    assert late.num_outdated_rows == 1
+    assert sorted((row.a, row.B, row.v) for row in read_rows(path)) == [
+        (1, two, "new"), (2, one, "other"), (2, five, "new"),
+    ]  # fmt: skip
+
+
 def test_a_configuration_that_was_changed_on_purpose(spark, create_table, create_source, read_rows):
     path = create_table("id INT, v STRING, seq BIGINT, at BIGINT", [(1, "a", 9, 1)])
     schema = "id INT, v STRING, seq BIGINT, at BIGINT, op STRING"
