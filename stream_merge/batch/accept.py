@@ -65,7 +65,7 @@ def accepted(
         if bound.config.checks_rows:
             # As it came: what has another type in the target is judged before it gets that.
             schema, changes = transaction.struct_type, bound.changes
-            rows = in_order_of_target(bound.config, rows, schema)
+            rows = in_order_of_target(batch.config, bound.config, rows, schema)
             once = batch.caches.expressions(batch.frame, transaction)
             partitions = transaction.partition_columns
             frame = bind(

@@ -17,6 +17,8 @@ from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENC
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaMismatchError
 from stream_merge.keyless.bind import with_row_ids
+from stream_merge.merge import lossless_casts
+from stream_merge.merge.fields_by_name import has_other_order, has_same_fields, in_order_of
 from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import has_texts, in_type_of_target, stored_in, valid_texts, with_sequence
@@ -108,6 +110,7 @@ def _bound(
 ) -> Bound:
     config, batch = with_schema_changes(config, batch, changes, schema)
     batch = _with_types(batch, schema)
+    batch = _with_values(batch, _by_name(config, batch.schema, schema))
     batch = _as_in_partitions(config, batch, schema, partition_columns)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
@@ -118,6 +121,7 @@ def _bound(
     config, batch = _with_sequence(config, batch, schema)
     if is_typed and config.keeps_order:
         batch = _typed_as_in_target(config, batch, schema)
+        batch = _with_values(batch, _values_of_moves(config, batch, schema, changes))
     if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
         return Bound(config=config, frame=batch, changes=changes)
     if config.columns or config.except_columns:
@@ -212,20 +216,63 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
     return _with_values(batch, typed)
 
 
-def in_order_of_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
-    """Return a batch as it came, but with the fields of keys and sequences that are structs in the target's order.
+def _values_of_moves(
+    config: SinkConfig, batch: DataFrame, schema: StructType, changes: SchemaChanges
+) -> dict[str, Column]:
+    """Return the values of a batch in the target's types, if a row that gets another key may take others along.
+
+    Those come from the target, and would not all fit the batch's types.
+    """
+    if config.old_key is None and config.new_key is None:
+        return {}
+    kinds = {field.name.lower(): field.dataType for field in schema.fields}
+    kinds |= {name.lower(): kind for name, kind in changes.widened.items()}
+    is_exact = lossless_casts.is_wanted(batch.sparkSession)
+    written = {name.lower() for name in config.written_columns(batch.columns)}
+    written -= {name.lower() for name in (*config.sequence_columns, *config.keys)}
+    return {
+        field.name: lossless_casts.as_kept(
+            F.col(quote(field.name)), field.name, field.dataType, kind, is_exact=is_exact
+        )
+        for field in batch.schema.fields
+        if field.name.lower() in written
+        and (kind := kinds.get(field.name.lower())) is not None
+        and field.dataType.simpleString() != kind.simpleString()
+        and has_same_fields(field.dataType, kind)
+    }
+
+
+def in_order_of_target(config: SinkConfig, bound: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:
+    """Return a batch as it came, but with the fields of its structs in the target's order where that counts.
 
     Args:
-        config: The sink as `bind` returned it.
+        config: The sink as the user configured it.
+        bound: The sink as `bind` returned it.
         batch: The batch.
         schema: The target's.
 
     Raises:
-        SchemaMismatchError: The fields have other names.
+        SchemaMismatchError: A struct in keys or sequence has other fields.
     """
-    if not config.keeps_order or config.before is not None:
-        return batch
-    return _with_values(batch, _reordered((*config.sequence_columns, *config.keys), batch.schema, schema, {}))
+    values = _by_name(config, batch.schema, schema)
+    if config.keeps_order and config.before is None:
+        values |= _reordered((*bound.sequence_columns, *bound.keys), batch.schema, schema, values)
+    return _with_values(batch, values)
+
+
+def _by_name(config: SinkConfig, batch: StructType, schema: StructType) -> dict[str, Column]:
+    """Return the values of columns with structs whose fields have another order in the target.
+
+    Only where the sink itself compares or unites the batch's values with the target's; Delta sets fields by name.
+    """
+    if not config.sets_columns and config.before is None:
+        return {}
+    in_target = {field.name.lower(): field.dataType for field in schema.fields}
+    return {
+        field.name: in_order_of(F.col(quote(field.name)), field.dataType, kept)
+        for field in batch.fields
+        if (kept := in_target.get(field.name.lower())) is not None and has_other_order(field.dataType, kept)
+    }
 
 
 def _reordered(
@@ -234,44 +281,34 @@ def _reordered(
     """Return the values of columns that are structs whose fields have another order in the target."""
     in_target = {field.name.lower(): field.dataType for field in schema.fields}
     wanted = {name.lower() for name in names} - {SEQUENCE}
-    return {
-        field.name: _in_order_of(typed.get(field.name, F.col(quote(field.name))), field.dataType, kept, field.name)
-        for field in batch.fields
-        if field.name.lower() in wanted
-        and isinstance(field.dataType, StructType)
-        and isinstance(kept := in_target.get(field.name.lower()), StructType)
-        and _names_of(field.dataType) != _names_of(kept)
-    }
+    reordered = {}
+    for field in batch.fields:
+        kept = in_target.get(field.name.lower())
+        if field.name.lower() not in wanted or kept is None:
+            continue
+        if isinstance(field.dataType, StructType) and isinstance(kept, StructType):
+            _check_names(field.dataType, kept, field.name)
+        if has_other_order(field.dataType, kept):
+            reordered[field.name] = in_order_of(typed.get(field.name, F.col(quote(field.name))), field.dataType, kept)
+    return reordered
 
 
-def _names_of(kind: DataType) -> tuple[object, ...]:
-    """Return the names of a struct's fields, and of theirs, in their order."""
-    fields = kind.fields if isinstance(kind, StructType) else []
-    return tuple((field.name.lower(), _names_of(field.dataType)) for field in fields)
-
-
-def _in_order_of(value: Column, given: StructType, kept: StructType, name: str) -> Column:
-    """Return a struct with its fields in the target's order.
-
-    Spark compares structs field by field in their order, but MERGE sets the target's by name.
+def _check_names(given: StructType, kept: StructType, name: str) -> None:
+    """Refuse a struct that does not have the fields of the target's.
 
     Raises:
         SchemaMismatchError: The fields have other names.
     """
-    fields = {field.name.lower(): field for field in given.fields}
+    fields = {field.name.lower(): field.dataType for field in given.fields}
     if fields.keys() != {field.name.lower() for field in kept.fields}:
         raise SchemaMismatchError(
             f"{name} is {given.simpleString().upper()} in the batch and {kept.simpleString().upper()} in the target. "
             "Give the struct the target's fields in the source"
         )
-    parts = []
     for field in kept.fields:
         own = fields[field.name.lower()]
-        part = value.getField(own.name)
-        if isinstance(own.dataType, StructType) and isinstance(field.dataType, StructType):
-            part = _in_order_of(part, own.dataType, field.dataType, f"{name}.{field.name}")
-        parts.append(part.alias(field.name))
-    return F.when(value.isNotNull(), F.struct(*parts))
+        if isinstance(own, StructType) and isinstance(field.dataType, StructType):
+            _check_names(own, field.dataType, f"{name}.{field.name}")
 
 
 def _is_plain(data_type: DataType) -> bool:

@@ -84,7 +84,7 @@ def paired(
     Raises:
         MergeExecutionError: A change removes a row without identifying it.
     """
-    contents = _Contents.of(batch, ordered, schema, partition_columns)
+    contents = _Contents.of(batch, ordered, schema, partition_columns, store)
     with persisted(_events(batch, config, ordered, contents)) as events:
         facts = summary(events, F.count_if(F.col(_SIGN).isNull()), F.count_if(F.col(_SIGN) == _REMOVES))
         if facts[0]:
@@ -121,10 +121,17 @@ class _Contents:
     is_exact: bool
 
     @staticmethod
-    def of(batch: DataFrame, ordered: SinkConfig, schema: T.StructType, partition_columns: Sequence[str]) -> _Contents:
+    def of(
+        batch: DataFrame,
+        ordered: SinkConfig,
+        schema: T.StructType,
+        partition_columns: Sequence[str],
+        store: TombstoneStore,
+    ) -> _Contents:
         in_target = {field.name.lower(): field for field in schema.fields}
         in_batch = {field.name.lower(): field for field in batch.schema.fields}
-        names = [name.lower() for name in ordered.columns if name not in (ROW_ID, SEQUENCE)]
+        written = [name.lower() for name in ordered.columns if name not in (ROW_ID, SEQUENCE)]
+        names = store.order_of_contents(written, list(in_target))
         fields = tuple(in_target.get(name, in_batch[name]) for name in names)
         return _Contents(
             fields=fields,
@@ -145,16 +152,9 @@ class _Contents:
 
     def _as_there(self, before: str, given: T.StructField, kept: T.DataType) -> Column:
         """Return a value of the row before a change in the target's type: rounded, it could be that of another row."""
-        value = F.col(before).getField(given.name)
-        if not self.is_exact or given.dataType == kept or isinstance(given.dataType, T.NullType):
-            return value.cast(kept)
         name = f"{given.name} before the change"
-        # When clocks are set back, two instants have the same local time; as the row's own values, they are taken.
-        are_times = {type(given.dataType), type(kept)} == {T.TimestampType, T.TimestampNTZType}
-        if isinstance(given.dataType, T.AtomicType) and isinstance(kept, T.AtomicType) and not are_times:
-            return lossless_casts.exactly_typed(value, name, given.dataType, kept)
-        found = lossless_casts.exact(value, value.cast(kept), name, given.dataType, kept)
-        return value.cast(kept) if found is None else found
+        value = F.col(before).getField(given.name)
+        return lossless_casts.as_kept(value, name, given.dataType, kept, is_exact=self.is_exact)
 
     def hash(self, image: str) -> Column:
         """Return the hash of an image.

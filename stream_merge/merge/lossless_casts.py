@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.errors import LOSS
+from stream_merge.merge.fields_by_name import in_order_of
 
 Test: TypeAlias = Callable[[Column], Column]
 """Returns whether a value changes; NULL counts as false."""
@@ -68,6 +69,27 @@ def exactly_typed(value: Column, name: str, source: T.DataType, target: T.DataTy
     told = f" is {source.simpleString().upper()}, which {target.simpleString().upper()} {LOSS}"
     message = F.concat(F.lit(f"{name}: "), F.left(value.cast("string"), F.lit(_SHOWN)), F.lit(told))
     return F.when(value.isNotNull(), F.when(is_changed, F.raise_error(message)).otherwise(typed))
+
+
+def as_kept(value: Column, name: str, given: T.DataType, kept: T.DataType, *, is_exact: bool) -> Column:
+    """Return a value in the type of the target's column, in which it meets the values that are there.
+
+    Args:
+        value: The value.
+        name: Its name in messages.
+        given: Its type; its structs have the fields of the other type's.
+        kept: The type of the column.
+        is_exact: Whether a value that the cast would change is an error.
+    """
+    value = in_order_of(value, given, kept)
+    if not is_exact or given == kept or isinstance(given, T.NullType):
+        return value.cast(kept)
+    # When clocks are set back, two instants have the same local time; as the row's own values, they are taken.
+    are_times = {type(given), type(kept)} == {T.TimestampType, T.TimestampNTZType}
+    if isinstance(given, T.AtomicType) and isinstance(kept, T.AtomicType) and not are_times:
+        return exactly_typed(value, name, given, kept)
+    found = exact(value, value.cast(kept), name, given, kept)
+    return value.cast(kept) if found is None else found
 
 
 def with_exact_values(resolved: ResolvedMerge, source: T.StructType, written: Iterable[str]) -> ResolvedMerge:

@@ -71,6 +71,8 @@ class TombstoneManifest:
         truncated: The sequence of the newest TRUNCATE, as JSON.
         older_columns: Lower-case names of the columns that may be older than their row; None if unknown.
         columns: Lower-case names of the columns that batches had, for a sink that follows the columns of its source.
+        contents: Lower-case names of the columns by which rows without a key are compared, in the order in which their
+            ids have them; None if it was not noted.
     """
 
     keys: tuple[str, ...]
@@ -82,6 +84,7 @@ class TombstoneManifest:
     truncated: str | None = None
     older_columns: tuple[str, ...] | None = ()
     columns: tuple[str, ...] = ()
+    contents: tuple[str, ...] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -112,6 +115,7 @@ class TombstoneManifest:
             retired=tuple(RetiredFile(**file) for file in values.pop("retired", ())),
             older_columns=_names(values.pop("older_columns", ())),
             columns=tuple(values.pop("columns", ())),
+            contents=_names(values.pop("contents", None)),
             **values,
         )
 

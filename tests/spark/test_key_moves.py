@@ -419,6 +419,49 @@ def test_columns_are_widened_while_values_wait_for_their_row(
     assert read_rows(path, "id", "n", "s") == [Row(id=2, n=10, s=11), Row(id=4, n=30, s=2**30 + 1)]
 
 
+VALUES = {
+    "s": ("STRUCT<x: STRING, y: ARRAY<STRUCT<p: INT, q: INT>>>", "STRUCT<y: ARRAY<STRUCT<q: INT, p: INT>>, x: STRING>",
+          "named_struct('x', 'X', 'y', array(named_struct('p', 1, 'q', 2)))"),
+    "a": ("ARRAY<DOUBLE>", "ARRAY<INT>", "array(1.5D)"),
+    "de": ("DECIMAL(10, 4)", "DECIMAL(10, 2)", "1.2345"),
+    "d": ("DOUBLE", "INT", "1.5D"),
+    "f": ("DOUBLE", "FLOAT", "0.1D"),
+    "t": ("TIMESTAMP", "DATE", "TIMESTAMP'2024-01-01 12:34:56Z'"),
+    "l": ("BIGINT", "INT", "5000000000L"),
+    "st": ("STRING", "INT", "'abc'"),
+    "n": ("INT", "BIGINT", "7"),
+}  # fmt: skip
+"""For names of columns the types in the target and in the batch, and a value that the target has."""
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["together", "departure first"])
+def test_values_whose_type_the_batch_does_not_have(spark, create_table, deletion_vectors, read_rows, at_once):
+    """They follow the row as they are, and Delta sets the fields of a struct by their names."""
+    path = create_table(
+        f"id INT, seq BIGINT, {', '.join(f'{name} {kind}' for name, (kind, _, _) in VALUES.items())}",
+        deletion_vectors=deletion_vectors,
+    )
+    spark.sql(f"INSERT INTO delta.`{path}` SELECT 1, 1, {', '.join(value for _, _, value in VALUES.values())}")
+    before = read_rows(path, *VALUES)
+    sink = moving(path, keys="id", except_columns=["op", "unset", "old", "new"])
+    of_key = "CAST({} AS STRUCT<id: INT>)"
+    nothing = ", ".join(f"CAST(NULL AS {kind}) {name}" for name, (_, kind, _) in VALUES.items())
+    names = f"array({', '.join(map(repr, VALUES))})"
+
+    def change(key, op, unset, old, new):
+        return (
+            f"SELECT {key} id, {nothing}, 2L seq, '{op}' op, CAST({unset} AS ARRAY<STRING>) unset, "
+            f"{of_key.format(old)} old, {of_key.format(new)} new"
+        )
+
+    departure = change(1, "d", "array()", "NULL", "named_struct('id', 2)")
+    arrival = change(2, "u", names, "named_struct('id', 1)", "NULL")
+    for statement in [f"{departure} UNION ALL {arrival}"] if at_once else [departure, arrival]:
+        sink.merge(spark.sql(statement))
+    assert read_rows(path, "id") == [(2,)]
+    assert read_rows(path, *VALUES) == before
+
+
 def test_an_old_key_whose_struct_is_never_null(spark, create_table, read_rows):
     """Its departure came in an earlier batch, so that the value is taken from what the table remembers."""
     path = create_table("id INT, v INT, w INT, s INT")

@@ -69,6 +69,47 @@ def keyless(path: str, **options: Any) -> MergeSink:
     )
 
 
+@pytest.mark.core
+@one_strategy
+def test_columns_and_fields_in_another_order(spark, create_table, deletion_vectors, read_rows):
+    """A SELECT that was written anew, a schema in alphabetical order, MySQL's ADD COLUMN ... FIRST."""
+    path = create_table(
+        "a INT, s STRUCT<x: STRING, y: ARRAY<STRUCT<p: INT, q: INT>>>, m MAP<STRUCT<k: INT, l: INT>, INT>",
+        deletion_vectors=deletion_vectors,
+    )
+
+    def row(number, is_turned):
+        items = "named_struct('q', 2, 'p', 1)" if is_turned else "named_struct('p', 1, 'q', 2)"
+        text = f"'x', '{number}'"
+        struct = (
+            f"named_struct('y', array({items}), {text})" if is_turned else f"named_struct({text}, 'y', array({items}))"
+        )
+        key = "named_struct('l', 2, 'k', 1)" if is_turned else "named_struct('k', 1, 'l', 2)"
+        columns = [f"{number} a", f"{struct} s", f"map({key}, 1) m"]
+        return columns[::-1] if is_turned else columns
+
+    def merge(*changes):
+        """Merge changes: their number, operation, and whether the row, or the one before, is turned around."""
+        selects = []
+        for number, op, is_turned, was_turned in changes:
+            names = [column.rpartition(" ") for column in row(number, was_turned)]
+            image = f"named_struct({', '.join(f'{chr(39)}{name}{chr(39)}, {value}' for value, _, name in names)})"
+            old, seq = (image, number + 10) if op == "d" else (f"IF(true, NULL, {image})", number)
+            selects.append(f"SELECT {', '.join(row(number, is_turned))}, {old} old, {seq} seq, '{op}' op")
+        return keyless(path, truncate_when=None).merge(spark.sql(" UNION ALL ".join(selects)))
+
+    merge((1, "c", False, False), (2, "c", False, False))
+    merge((3, "c", True, True), (4, "c", True, True))
+    merge((1, "d", True, False), (3, "d", True, False))
+    merge((2, "d", False, True))
+    spark.sql(f"ALTER TABLE delta.`{path}` ALTER COLUMN m FIRST")
+    merge((5, "c", True, True))
+    assert [row.a for row in read_rows(path, "a")] == [4, 5]
+    for change in ((4, "d", False, False), (5, "d", False, True)):
+        assert merge(change).num_target_rows_deleted == 1
+    assert read_rows(path) == []
+
+
 @pytest.fixture
 def merged(spark: SparkSession, create_table: CreateTable, read_rows: Any, deletion_vectors: bool) -> Any:
     """Return a function that merges batches into a new table and returns its rows."""

@@ -1,0 +1,83 @@
+"""Puts the fields of structs in another order: Spark casts and compares them by position, MERGE sets them by name."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+
+def has_same_fields(given: DataType, kept: DataType) -> bool:
+    """Return whether two types have the same structs, but for the order and the types of their fields."""
+    match given, kept:
+        case StructType(), StructType():
+            places = {field.name.lower(): field.dataType for field in kept.fields}
+            names = [field.name.lower() for field in given.fields]
+            return (
+                {*names} == places.keys()
+                and len(names) == len(kept.fields)
+                and all(has_same_fields(field.dataType, places[field.name.lower()]) for field in given.fields)
+            )
+        case ArrayType(), ArrayType():
+            return has_same_fields(given.elementType, kept.elementType)
+        case MapType(), MapType():
+            return has_same_fields(given.keyType, kept.keyType) and has_same_fields(given.valueType, kept.valueType)
+        case ((StructType() | ArrayType() | MapType()), _):
+            return False
+        case _:
+            return not isinstance(kept, StructType | ArrayType | MapType)
+
+
+def has_other_order(given: DataType, kept: DataType) -> bool:
+    """Return whether a type has structs with the fields of another type's, but in another order."""
+    match given, kept:
+        case StructType(), StructType():
+            places = {field.name.lower(): field for field in kept.fields}
+            names = [field.name.lower() for field in given.fields]
+            if {*names} != places.keys() or len(names) != len(kept.fields):
+                return False
+            return names != [*places] or any(
+                has_other_order(field.dataType, places[field.name.lower()].dataType) for field in given.fields
+            )
+        case ArrayType(), ArrayType():
+            return has_other_order(given.elementType, kept.elementType)
+        case MapType(), MapType():
+            return has_other_order(given.keyType, kept.keyType) or has_other_order(given.valueType, kept.valueType)
+        case _:
+            return False
+
+
+def in_order_of(value: Column, given: DataType, kept: DataType) -> Column:
+    """Return a value with the fields of its structs in the order of another type, whatever their depth.
+
+    Structs with other fields stay as they are.
+
+    Args:
+        value: The value.
+        given: Its type.
+        kept: The other type.
+    """
+    if not has_other_order(given, kept):
+        return value
+    match given, kept:
+        case StructType(), StructType():
+            fields = {field.name.lower(): field for field in given.fields}
+            own = [fields[field.name.lower()] for field in kept.fields]
+            parts = [
+                in_order_of(value.getField(mine.name), mine.dataType, theirs.dataType).alias(mine.name)
+                for mine, theirs in zip(own, kept.fields, strict=True)
+            ]
+            return F.when(value.isNotNull(), F.struct(*parts))
+        case ArrayType(), ArrayType():
+            return F.transform(value, lambda item: in_order_of(item, given.elementType, kept.elementType))
+        case MapType(), MapType():
+            entries = F.transform(
+                F.map_entries(value),
+                lambda entry: F.struct(
+                    in_order_of(entry["key"], given.keyType, kept.keyType).alias("key"),
+                    in_order_of(entry["value"], given.valueType, kept.valueType).alias("value"),
+                ),
+            )
+            return F.map_from_entries(entries)
+        case _:
+            return value
