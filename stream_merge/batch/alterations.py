@@ -6,7 +6,7 @@ Each step leaves a table that is right for the rows it has, so that a process ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import AtomicType, DataType
@@ -22,7 +22,7 @@ from stream_merge.widening import in_same_family
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
-_NTZ = "timestampNtz"
+NTZ_FEATURE = "timestampNtz"
 
 
 def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
@@ -84,6 +84,11 @@ def _needed_properties(changes: SchemaChanges, transaction: Transaction) -> dict
     properties = {}
     if changes.widened and transaction.properties.get(WIDENING, "").lower() != "true":
         properties[WIDENING] = "true"
-    if needs_ntz(changes) and _NTZ not in (transaction.protocol.get("writerFeatures") or []):
-        properties[f"delta.feature.{_NTZ}"] = "supported"
+    if needs_ntz(changes) and NTZ_FEATURE not in writer_features(transaction):
+        properties[f"delta.feature.{NTZ_FEATURE}"] = "supported"
     return properties
+
+
+def writer_features(transaction: Transaction) -> Collection[str]:
+    """Return the table features that writers of a version must support, as far as the protocol lists them."""
+    return transaction.protocol.get("writerFeatures") or ()

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, StructType
 
-from stream_merge.batch.alterations import prepare_columns
+from stream_merge.batch.alterations import NTZ_FEATURE, prepare_columns, writer_features
 from stream_merge.batch.applied import last_applied
 from stream_merge.batch.bind import bind
 from stream_merge.batch.micro_batch import MicroBatch
@@ -20,17 +20,20 @@ from stream_merge.bridge.table import Table, future_table, open_table, table_exi
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
-from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
+from stream_merge.errors import ConfigurationChangedError, TargetNotFoundError, UnsupportedTableError
 from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.order.sequence import stored_in, with_sequence
 from stream_merge.sql import quote, sql_type
 from stream_merge.steps import reached
 from stream_merge.table.log_stores import check_log_store
+from stream_merge.tombstones.history import manifest_of
+from stream_merge.tombstones.manifest import TombstoneManifest
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
 FEATURE = "domainMetadata"
 """The table feature under which deletes are remembered."""
+_NTZ = "timestamp_ntz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +195,10 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
             "Set the table property delta.enableTypeWidening, so that the sink can widen them"
         )
     missing = missing_columns(config, batch, schema)
-    lacks_feature = config.keeps_tombstones and FEATURE not in (transaction.protocol.get("writerFeatures") or [])
+    if SEQUENCE in missing:
+        _check_holder(table, transaction)
+    transaction = _with_feature_of_types(table, transaction, missing)
+    lacks_feature = config.keeps_tombstones and FEATURE not in writer_features(transaction)
     if lacks_feature:
         logger.info("%s: adding the table feature %s, in which deletes are remembered", table.name, FEATURE)
     if missing and lacks_feature:
@@ -209,6 +215,37 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
         logger.info("%s: widening %s to %s, as the sequence was", table.name, path, wider)
         table.widen_column(path, wider)
     return table.begin() if missing or outgrown or lacks_feature else transaction
+
+
+def _with_feature_of_types(table: Table, transaction: Transaction, types: Mapping[str, str]) -> Transaction:
+    """Add the table feature that columns of the type TIMESTAMP_NTZ need; return the transaction on the newest version.
+
+    Args:
+        table: The table.
+        transaction: Its newest version.
+        types: The SQL types of the columns that it is going to get.
+    """
+    if not any(_NTZ in kind.lower() for kind in types.values()) or NTZ_FEATURE in writer_features(transaction):
+        return transaction
+    logger.warning("%s: adding the table feature %s, for the type of the sequence", table.name, NTZ_FEATURE)
+    table.set_properties({f"delta.feature.{NTZ_FEATURE}": "supported"})
+    reached("altered")
+    return table.begin()
+
+
+def _check_holder(table: Table, transaction: Transaction) -> None:
+    """Refuse a table whose rows have lost their sequence: every late change would be newer than they are.
+
+    Raises:
+        ConfigurationChangedError: The column that held it has another name now, or is gone.
+    """
+    holder = manifest_of(table, transaction, TombstoneManifest(keys=(), sequence=())).holder
+    if holder and holder != (SEQUENCE,):
+        raise ConfigurationChangedError(
+            f"{table.name}: the rows had their sequence in {', '.join(holder)}, which the table or the source does not "
+            "have any more, so older changes could not be told from newer ones. Give the column its name back, or, if "
+            "the order of the changes so far does not count, call reset_state() of the sink once"
+        )
 
 
 def _with_own_columns(config: SinkConfig, batch: DataFrame, written: DataFrame) -> tuple[DataFrame, Mapping[str, str]]:

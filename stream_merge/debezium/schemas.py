@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -39,14 +39,14 @@ class SentSchema:
 
     Attributes:
         sum: The value of `schema_sum` for these records.
-        age: When the first of the records arrived.
+        age: When the first of the records arrived: timestamp and offset.
         fields: Their columns.
         defaults: For columns with a default, the value as a message would send it.
         marks_deletes: Whether a message with this schema can mark a delete.
     """
 
     sum: int
-    age: float
+    age: tuple[float, int]
     fields: Mapping[str, Field]
     defaults: Mapping[str, str]
     marks_deletes: bool
@@ -165,7 +165,9 @@ def learn_columns(
     if len(topics) > 1:
         raise ConfigError([f"the records belong to several topics ({', '.join(topics)}); select one"])
 
-    new = {row["sum"]: _sent_schema(row, meta_prefix, renamed or {}) for row in reversed(described)}
+    new: dict[int, SentSchema] = {}
+    for row in described:
+        new.setdefault(row["sum"], _sent_schema(row, meta_prefix, renamed or {}))
     sent = _by_age([*(known.sent if known else ()), *new.values()])
     # Skip schemas older than all records here: columns may have been dropped, and others added with their names.
     oldest = next(position for position, schema in enumerate(sent) if schema.sum in new)
@@ -211,17 +213,25 @@ def _known_columns(
 
 def _read_schemas(records: DataFrame) -> list[Row]:
     """Return what tells columns and keys, the oldest first, with the numbers of records, those of none included."""
-    ages = [F.col(name).cast("double") for name in ("timestamp", "offset") if name in records.columns]
+
+    def age(name: str, kind: str) -> Column:
+        value = F.col(name) if name in records.columns else F.lit(None)
+        return F.coalesce(value.cast(kind), F.lit(0).cast(kind)).alias(name)
+
     texts = decodable(records).select(
         "topic",
         "key",
         "value",
-        F.coalesce(*ages, F.lit(0.0)).alias("age"),
+        # Records that a broker has got together may have the same timestamp.
+        F.struct(age("timestamp", "double"), age("offset", "bigint")).alias("age"),
         F.expr(schema_sum()).alias("text_sum"),
         F.expr(IS_TOMBSTONE).alias("is_tombstone"),
     )
     value_schema = "CASE WHEN text_sum IS NOT NULL THEN get_json_object(CAST(value AS STRING), '$.schema') END"
     texts = with_key_parts(texts).withColumn("value_schema", F.expr(value_schema))
+    # No row has the schema of a text or a number.
+    is_of_row = "get_json_object(value_schema, '$.type') = 'struct'"
+    texts = texts.withColumn("value_schema", F.expr(f"CASE WHEN {is_of_row} THEN value_schema END"))
     return (
         texts.select(
             "topic",
@@ -256,7 +266,7 @@ def _sent_schema(row: Row, meta_prefix: str, renamed: Mapping[str, str]) -> Sent
     parts = {member["field"] for member in schema.get("fields", ())}
     return SentSchema(
         sum=row["sum"],
-        age=row["age"],
+        age=tuple(row["age"]),
         fields={
             name: replace(field_of(member), sent_as=sent if sent != name else None)
             for member in members

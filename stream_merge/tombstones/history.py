@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import COLUMN_SEQUENCES, ROW_ID
-from stream_merge.errors import TargetNotFoundError
+from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
 from stream_merge.table.files import now_ms
 from stream_merge.tombstones.manifest import (
     DOMAIN,
@@ -23,6 +23,9 @@ from stream_merge.tombstones.manifest import (
 )
 
 logger: logging.Logger = logging.getLogger("stream_merge")
+
+_MAX_OFFSET_MS = 14 * 3600 * 1000
+"""No time zone is further from UTC."""
 
 _REPLACING = frozenset(
     {
@@ -129,15 +132,65 @@ def _manifest_at(table: Table, version: int, known: TombstoneManifest | None) ->
 
 
 def _restored_version(table: Table, version: int, info: dict[str, Any]) -> int:
-    """Return the version that a RESTORE went to; for a timestamp, the last version not newer than it."""
+    """Return the version that a RESTORE went to.
+
+    Of a timestamp the log has the text, in the time zone of the process that ran the RESTORE. So this looks for a
+    version with the same files, near that time in some zone.
+
+    Raises:
+        UnsupportedTableError: There is none.
+    """
     parameters = info.get("operationParameters", {})
     if parameters.get("version") is not None:
         return int(parameters["version"])
-    moment = F.lit(parameters["timestamp"]).cast("timestamp_ltz")
-    row = (
-        table.history()
-        .where((F.col("version") < version) & (F.col("timestamp") <= moment))
-        .agg(F.max("version"))
-        .collect()
-    )
-    return int(row[0][0])
+    text = F.lit(parameters["timestamp"])
+    times = table.history().where(F.col("version") < version)
+    row = times.select(
+        F.map_from_entries(F.collect_list(F.struct("version", F.unix_millis("timestamp")))).alias("begins"),
+        F.unix_millis(text.cast("timestamp_ltz")).alias("here"),
+        F.unix_millis(F.to_timestamp_ltz(F.concat(text, F.lit("Z")))).alias("in_utc"),
+    ).head()
+    assert row is not None
+    begins: dict[int, int] = row["begins"]
+    here = max((number for number, begin in begins.items() if begin <= row["here"]), default=None)
+    candidates = []
+    for number in _with_the_same_files(table, version):
+        if begins.get(number + 1, row["in_utc"]) < row["in_utc"] - _MAX_OFFSET_MS:
+            break
+        if begins.get(number, row["in_utc"]) <= row["in_utc"] + _MAX_OFFSET_MS:
+            candidates.append(number)
+    if here is not None and (here in candidates or not candidates):
+        return here
+    if not candidates:
+        raise UnsupportedTableError(
+            f"{table.name}: a RESTORE to {parameters['timestamp']} went to a version that cannot be found in the log, "
+            "so the deletes that it remembered are not known. Call reset_state() of the sink to forget all"
+        )
+    return candidates[0]
+
+
+def _with_the_same_files(table: Table, version: int) -> Iterator[int]:
+    """Yield the versions before a version that have the same files, the newest first, as far as the log tells."""
+    wanted = _files_in(table.read_commit(version), "add"), _files_in(table.read_commit(version), "remove")
+    # What each version has, and what it does not have, compared with the one right before `version`.
+    more, fewer = set[_File](), set[_File]()
+    for number in range(version - 1, -1, -1):
+        if (more, fewer) == wanted:
+            yield number
+        try:
+            commit = table.read_commit(number)
+        except FileNotFoundError:
+            return
+        added, removed = _files_in(commit, "add"), _files_in(commit, "remove")
+        more, fewer = (more - added) | (removed - fewer), (fewer - removed) | (added - more)
+
+
+_File: TypeAlias = "tuple[str, tuple[Any, ...]]"
+"""A file's path, and what tells its deletion vector."""
+
+
+def _files_in(commit: Sequence[dict[str, Any]], kind: str) -> set[_File]:
+    files = [action[kind] for action in commit if kind in action]
+    vectors = [file.get("deletionVector") or {} for file in files]
+    parts = ("storageType", "pathOrInlineDv", "offset")
+    return {(file["path"], tuple(map(vector.get, parts))) for file, vector in zip(files, vectors, strict=True)}

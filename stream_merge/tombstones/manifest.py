@@ -73,6 +73,7 @@ class TombstoneManifest:
         columns: Lower-case names of the columns that batches had, for a sink that follows the columns of its source.
         contents: Lower-case names of the columns by which rows without a key are compared, in the order in which their
             ids have them; None if it was not noted.
+        holder: The columns that hold the sequence of a row; none if they were not noted.
     """
 
     keys: tuple[str, ...]
@@ -85,6 +86,7 @@ class TombstoneManifest:
     older_columns: tuple[str, ...] | None = ()
     columns: tuple[str, ...] = ()
     contents: tuple[str, ...] | None = None
+    holder: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -116,6 +118,7 @@ class TombstoneManifest:
             older_columns=_names(values.pop("older_columns", ())),
             columns=tuple(values.pop("columns", ())),
             contents=_names(values.pop("contents", None)),
+            holder=tuple(values.pop("holder", ())),
             **values,
         )
 

@@ -289,6 +289,7 @@ def load_store(
     )
     state = manifest_of(table, transaction, fresh)
     state.check(table.name, fresh)
+    state = replace(state, holder=ordered.sequence_columns)
     schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
     absent = [key for key in ordered.keys if key.lower() not in schema]
     if absent:

@@ -116,6 +116,27 @@ def test_a_type_that_does_not_widen(start, mode, caplog, tmp_path):
         assert "column n is STRING in the messages and INT in the table, in whose type it is read" in caplog.text
 
 
+def test_messages_that_tell_no_columns_come_first(start, spark, tmp_path):
+    """A poison pill, a message of another kind and a change without a schema are no reason to decode what comes after
+    them by the table's types."""
+    rejected = str(tmp_path / "rejected")
+    old = [field("at", "int64", NOW), decimal("d", 12, 2)]
+    new = [*old[:1], decimal("d", 12, 1), field("new", "string")]
+    at = datetime.fromisoformat("2023-11-14T22:13:20")
+    merge = start(quarantine=rejected)
+    merge(wrapped(old, {"id": 1, "at": 1_700_000_000_000, "d": base64_of(125)}, 1))
+    told = {"id": 1, "at": at, "d": Decimal("1.25")}
+    other = {"schema": {"type": "string", "optional": False}, "payload": "x"}
+    plain = {"op": "c", "before": None, "after": {"id": 3, "at": None, "d": None}, "source": POSTGRES, "ts_ms": 1}
+    for number, first in enumerate([b'{"oops', other, plain]):
+        merge = start(quarantine=rejected)
+        merge(record({"id": 9}, first, 10 * number + 2))
+        rows = merge(wrapped(new, {"id": 2, "at": 1_700_000_000_000, "d": base64_of(125), "new": "x"}, 10 * number + 3))
+        assert rows[1] == {**told, "new": None}
+        assert rows[2] == {"id": 2, "at": at, "d": Decimal("12.50"), "new": "x"}, first
+    assert spark.read.format("delta").load(rejected).count() == 2
+
+
 def test_numbers_are_no_base64_where_the_table_has_decimals(start):
     """To a DECIMAL, the text of a number could be the base64 of one: the messages' schema says that it is not."""
     merge = start()

@@ -99,6 +99,28 @@ def test_records_of_a_schema_that_was_not_learnt_are_errors_and_no_other_numbers
     assert [row["_change"]["error"] for row in rows] == [None, None]
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_schemas_of_one_moment_are_in_the_order_of_their_records(spark, is_split):
+    """What a broker gets together has one time if it sets it itself (message.timestamp.type=LogAppendTime)."""
+    moment = datetime.fromisoformat("2026-01-01T00:00:00")
+    old, new = [ID, field("a", "string")], [ID, field("a", "string"), field("c", "string", default="web")]
+    records = [
+        (*each[:5], moment, *each[6:])
+        for each in (
+            wrapped(old, "c", {"id": 1, "a": "x"}, 1, key={"id": 1}),
+            wrapped(new, "c", {"id": 2, "a": "y", "c": None}, 2, key={"id": 2}),
+            wrapped(old, "c", {"id": 3, "a": "z"}, 1, key={"id": 3}),
+        )
+    ]
+    learnt, rows = None, {}
+    for batch in [records[:1], records[1:]] if is_split else [records]:
+        frame = frame_of(spark, *batch)
+        learnt = debezium.learn_columns(frame, learnt)
+        rows |= {row["id"]: row for row in debezium.changes(frame, learnt).collect()}
+    assert [rows[key]["c"] for key in (2, 3)] == [None, "web"]
+    assert is_split or rows[1]["c"] == "web"
+
+
 def test_each_of_several_batches_is_decoded_by_the_schemas_of_its_records(spark):
     old, new = [ID, decimal("price", 8, 2)], [ID, decimal("price", 8, 3), field("note", "string", default="none")]
     learnt = None

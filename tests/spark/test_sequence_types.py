@@ -142,9 +142,9 @@ def test_a_sequence_that_is_no_utf_8_is_refused(spark, create_table, read_rows, 
     rejected = str(tmp_path / "rejected")
     options = {"keys": "id", "sequence_by": sequence, "delete_when": "op = 'd'", "except_columns": ["op"]}
 
-    def change(id, v, text, op):
+    def change(key, v, text, op):
         text = f"CAST({text} AS STRING)"
-        return f"SELECT {id} id, '{v}' v, {text} s, named_struct('n', 1, 't', {text}) o, '{op}' op"
+        return f"SELECT {key} id, '{v}' v, {text} s, named_struct('n', 1, 't', {text}) o, '{op}' op"
 
     merge_sink(path, **options).merge(spark.sql(change(1, "a", "'m'", "u")))
     invalid = change(1, "b", "x'FF'", "d")

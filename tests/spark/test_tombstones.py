@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from pyspark.sql import Row
@@ -101,6 +102,36 @@ def test_keys_in_another_order_are_the_same_keys(create_table, create_source, re
     ]  # fmt: skip
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("statement", "options"),
+    [("RENAME COLUMN seq TO moment", {"schema_changes": "evolve"}), ("DROP COLUMN seq", {"columns": ["v"]})],
+)
+def test_rows_that_have_lost_their_sequence(spark, create_table, create_source, read_rows, statement, options):
+    path = create_table(TARGET, [(1, "a", 1)], properties={"delta.columnMapping.mode": "name"})
+    sink = keyed(path, except_columns=[] if "columns" in options else ["op"], **options)
+    sink.merge(create_source(SCHEMA, [(1, "new", 9, "u")]))
+    spark.sql(f"ALTER TABLE delta.`{path}` {statement}")
+    version = latest_version(path)
+    late = create_source(SCHEMA, [(1, "old", 5, "u")])
+    for _ in range(2):
+        with pytest.raises(ConfigurationChangedError, match="had their sequence in seq, which"):
+            sink.merge(late)
+    assert latest_version(path) == version
+    assert read_rows(path, "v") == [Row(v="new")]
+    sink.reset_state(spark)
+    sink.merge(late)
+    assert read_rows(path, "v") == [Row(v="old")]
+
+
+def test_a_sequence_of_a_type_that_needs_a_table_feature(spark, create_table, read_rows):
+    path = create_table("id INT, v STRING")
+    sink = merge_sink(path, keys="id", sequence_by="at", delete_when="v = 'd'", except_columns=["at"])
+    for v, moment in (("a", "01"), ("d", "03"), ("late", "02")):
+        sink.merge(spark.sql(f"SELECT 1 id, '{v}' v, TIMESTAMP_NTZ'2026-01-01 00:00:{moment}' at"))
+    assert read_rows(path) == []
+
+
 def test_a_configuration_that_was_changed_on_purpose(spark, create_table, create_source, read_rows):
     path = create_table("id INT, v STRING, seq BIGINT, at BIGINT", [(1, "a", 9, 1)])
     schema = "id INT, v STRING, seq BIGINT, at BIGINT, op STRING"
@@ -125,8 +156,10 @@ def test_vacuum_leaves_them(spark, create_table, create_source, read_rows, delet
     assert (result.num_outdated_rows, read_rows(path)) == (1, [Row(id=2, v="b", seq=1)])
 
 
-@pytest.mark.parametrize("by", ["version", "timestamp"])
-def test_after_a_restore_the_restored_versions_count(spark, create_table, create_source, read_rows, by):
+@pytest.mark.every_case
+@pytest.mark.parametrize("by", ["version", "UTC", "Asia/Tokyo", "America/New_York"])
+def test_after_a_restore_the_restored_versions_count(spark, create_table, create_source, read_rows, settings, by):
+    """By a version, or by a time, which Delta's log has in the time zone of the process that restored the table."""
     path = create_table(TARGET, [(1, "a", 1), (2, "b", 1)])
     sink = keyed(path)
     sink.merge(create_source(SCHEMA, [(1, None, 5, "d")]))
@@ -134,8 +167,18 @@ def test_after_a_restore_the_restored_versions_count(spark, create_table, create
     moment = spark.sql(f"DESCRIBE HISTORY delta.`{path}` LIMIT 1").collect()[0]["timestamp"]
     time.sleep(0.01)
     sink.merge(create_source(SCHEMA, [(2, None, 6, "d")]))
-    to = f"VERSION AS OF {version}" if by == "version" else f"TIMESTAMP AS OF '{moment}'"
-    spark.sql(f"RESTORE TABLE delta.`{path}` TO {to}")
+    if by == "version":
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}")
+    else:
+        zones = spark._jvm.java.util.TimeZone
+        local = moment.replace(tzinfo=dt.timezone.utc).astimezone(ZoneInfo(by)).replace(tzinfo=None)
+        settings({"spark.sql.session.timeZone": by})
+        zones.setDefault(zones.getTimeZone(by))
+        try:
+            spark.sql(f"RESTORE TABLE delta.`{path}` TO TIMESTAMP AS OF '{local}'")
+        finally:
+            zones.setDefault(zones.getTimeZone("UTC"))
+        settings({"spark.sql.session.timeZone": "UTC"})
     result = sink.merge(create_source(SCHEMA, [(1, "old", 4, "u"), (2, "new", 5, "u")]))
     assert read_rows(path) == [Row(id=2, v="new", seq=5)]
     assert (result.num_outdated_rows, result.num_tombstones) == (1, 1)

@@ -34,7 +34,6 @@ _RECORD_FIELDS: Mapping[str, str] = {
     "offset": "BIGINT",
     "timestamp": "TIMESTAMP_LTZ",
 }
-_EXAMINED_RECORDS = 1000
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 
@@ -132,8 +131,10 @@ class Decoder:
                 self._given = resolve_columns(self.table.columns)
             return self._given
         present = target_schema(records.sparkSession, self.target)
-        if self._has_schema is None:
-            self._has_schema = _has_schema_part(records)
+        if not self._has_schema:
+            # A connector may send schemas one day, and a message that cannot be read tells nothing.
+            found = _has_schema_part(records)
+            self._has_schema = self._has_schema if found is None else found
         learnt = self._learn(records) if self._has_schema else None
         if learnt is not None:
             return self._as_in_target(learnt, present)
@@ -312,9 +313,11 @@ def _is_in_avro(records: DataFrame) -> bool:
 
 
 def _has_schema_part(records: DataFrame) -> bool | None:
-    """Return whether the messages describe their columns; None if no record has a value."""
+    """Return whether some messages describe their columns; None if no record has a value."""
     value = col("value").cast("string")
-    # More than one, since the first may be malformed.
-    some = decodable(from_cloud_events(records)).where(value.isNotNull()).limit(_EXAMINED_RECORDS)
-    found = some.agg(F.bool_or(F.get_json_object(value, "$.schema.type").isNotNull())).head()
+    # All of them, since some may be malformed, and a connector may begin to send schemas at any of them. JsonConverter
+    # writes no spaces, but others do.
+    is_told = value.rlike(r'"schema"\s*:\s*\{') & (F.get_json_object(value, "$.schema.type") == "struct")
+    values = decodable(from_cloud_events(records)).where(value.isNotNull())
+    found = values.agg(F.bool_or(F.coalesce(is_told, F.lit(False)))).head()
     return None if found is None or found[0] is None else bool(found[0])
