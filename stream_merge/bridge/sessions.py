@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType
 
-from stream_merge.bridge.jvm import java_class, option, optional, scala_object
+from stream_merge.bridge.jvm import java_class, option, optional, scala_object, seq
 from stream_merge.errors import ConnectNotSupportedError
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -250,7 +250,11 @@ def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = Fa
     kept = relation.apply(level, execution, option(spark._jvm, None))
     try:
         dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
-        rows = DataFrame(dataset.ofRows(spark._jsparkSession, kept.withOutput(execution.analyzed().output())), spark)
+        # Without the order of the rows: after an aggregate, Spark names columns there that the frame does not have.
+        unordered = relation.apply(
+            kept.output(), kept.cacheBuilder(), seq(spark._jvm, []), kept.statsOfPlanToCache()
+        ).withOutput(execution.analyzed().output())
+        rows = DataFrame(dataset.ofRows(spark._jsparkSession, unordered), spark)
         if floats:
             values = [F.col("floats")[name] if name in floats else F.col(name) for name in columns]
             rows = rows.select(

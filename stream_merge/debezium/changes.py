@@ -371,8 +371,16 @@ def _key_sql(parsed: ParsedJson, name: str) -> str:
     return f"CASE WHEN {name} IS NOT NULL AND {name}.{CORRUPT} IS NULL THEN {parsed.body(name)} END"
 
 
+_BETWEEN_OBJECTS = ("}{", "}\\n{", "}\\r\\n{", "} {")
+"""Inside of one JSON object, only texts have these."""
+
+
 def _is_malformed(json: str, parsed: str, *, or_null: bool = True) -> str:
     # Spark reads the first JSON value and ignores the rest.
     is_object = f"(endswith({json}, '}}') OR endswith(trim(TRAILING {JSON_SPACE} FROM {json}), '}}'))"
     bad = f"{parsed} IS NULL OR {parsed}.{CORRUPT} IS NOT NULL OR NOT {is_object}"
+    if or_null:
+        may_be_several = " OR ".join(f"contains({json}, '{sign}')" for sign in _BETWEEN_OBJECTS)
+        num_values = f"size(from_json(concat('[', {json}, ']'), 'ARRAY<STRING>'))"
+        bad += f" OR (({may_be_several}) AND coalesce({num_values}, 0) <> 1)"
     return f"coalesce({bad}, true)" if or_null else f"coalesce({json} IS NOT NULL AND ({bad}), false)"

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.bridge.sessions import job_description, persisted
 from stream_merge.clauses import When
-from stream_merge.column_names import ACTION, FILE, ROW, SOURCE_ID
+from stream_merge.column_names import ACTION, FILE, RESERVED_PREFIX, ROW, SOURCE_ID
 from stream_merge.merge import change_feed
 from stream_merge.merge.job import (
     MergeJob,
@@ -148,7 +148,10 @@ def _rewritten_rows(job: MergeJob, touched: Sequence[DataFile], found: Sequence[
         kept = joined.where(~is_one_of(deletes))
         return kept.select(*[value.alias(name) for value, name in zip(new, columns, strict=True)])
     before = old + tracked_values(job)
-    after = [by_action(updates, i) for i in range(len(old))] + tracked_values(job, is_update=F.lit(True))
+    # Computed once: a value such as uuid() stands in the row and in its change.
+    names = [f"{RESERVED_PREFIX}new_{i}" for i in range(len(old))]
+    joined = joined.select("*", *[by_action(updates, i).alias(name) for i, name in enumerate(names)])
+    after = [*map(F.col, names), *tracked_values(job, is_update=F.lit(True))]
     images = F.when(is_one_of(deletes), change_feed.delete_image(before, columns))
     if updates:
         images = images.when(is_update, change_feed.update_images(before, after, columns))

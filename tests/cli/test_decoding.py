@@ -204,12 +204,24 @@ def test_json_with_the_columns_of_the_target(spark, run_pipeline, tmp_path):
     spark.sql(f"CREATE TABLE delta.`{tmp_path}/t` (id INT, at TIMESTAMP, tags ARRAY<STRING>) USING delta")
     (tmp_path / "landing").mkdir()
     values = ['{"id": 1, "at": "2026-01-01T00:00:00Z", "tags": ["x"]}', '{"id": 2} ', "null", '{"id": 3', "[4]"]
+    # Of several objects, Spark's parser returns the first.
+    several = ['{"id": 5}\n{"id": 6}', '{"id": 7} no }', '{"id": 8}, {"id": 9}']
+    values += [*several, '{"id": 10, "more": [{"a": {}}, {}], "text": "}{"}']
     lines = [json.dumps({"value": value, "offset": number}) for number, value in enumerate(values)]
     (tmp_path / "landing/1.json").write_text("\n".join(lines))
     source = {"format": "files", "path": str(tmp_path / "landing"), "schema": "value STRING, offset BIGINT"}
     table = {"target": str(tmp_path / "t"), "keys": ["id"], "quarantine": str(tmp_path / "rejected")}
     run_pipeline(source, table, decode="json")
     rows = spark.read.format("delta").load(str(tmp_path / "t")).selectExpr("id", "CAST(at AS STRING) AS at", "tags")
-    assert sorted(tuple(row) for row in rows.collect()) == [(1, "2026-01-01 00:00:00", ["x"]), (2, None, None)]
+    assert sorted(tuple(row) for row in rows.collect()) == [
+        (1, "2026-01-01 00:00:00", ["x"]),
+        (2, None, None),
+        (10, None, None),
+    ]
     rejected = spark.read.format("delta").load(str(tmp_path / "rejected")).select("offset", "value").collect()
-    assert sorted(tuple(row) for row in rejected) == [(2, "null"), (3, '{"id": 3'), (4, "[4]")]
+    assert sorted(tuple(row) for row in rejected) == [
+        (2, "null"),
+        (3, '{"id": 3'),
+        (4, "[4]"),
+        *enumerate(several, start=5),
+    ]

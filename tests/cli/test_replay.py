@@ -72,6 +72,10 @@ def test_the_sequence_decides_between_replayed_rows_and_newer_ones(shop, monkeyp
     ]
     assert (shop.rows(), shop.rejected()) == ({2: "a"}, before)
 
+    # The target is spelled otherwise, as the file is edited.
+    (dry,) = shop.replay(Request(is_dry=True), target=shop.target.replace("/lake/", "/lake/./"), **LOOSE)
+    assert dry.endswith("5 rows in ./lake/rejected; 5 records can be read again.")
+
     # The process dies after the merge: the rows are merged and set aside anew, and the old ones are there yet.
     with monkeypatch.context() as patched:
         patched.setattr(module, "_remove", lambda *_: 1 / 0)

@@ -144,6 +144,14 @@ def test_options_of_kafka_that_lose_records_are_refused(faults_of):
     ]
 
 
+def test_options_of_kafka_that_the_section_says_itself_are_not_ignored(faults_of):
+    text = PIPELINE + KAFKA + '[source.options]\nstartingOffsets = "latest"\n' + DEBEZIUM + TABLE
+    assert faults_of(text) == [
+        "pipeline.toml:7: source.options: startingOffsets is starting_offsets in the section [source], which counts; "
+        "leave the option out"
+    ]
+
+
 # Sources
 
 

@@ -300,3 +300,32 @@ def test_metrics_survive_a_chain_of_merges(create_table, create_source, read_row
 def repr_of_row(row: tuple[int, int]) -> str:
     """Return the text that `read_rows` sorts by."""
     return repr(Row(id=row[0], v=row[1]))
+
+
+@pytest.mark.parametrize("deletion_vectors", [False, True])
+def test_the_change_feed_has_the_values_of_the_table(spark, create_table, create_source, read_rows, deletion_vectors):
+    """Also those that are others each time they are computed."""
+    path = create_table(
+        "id INT, v STRING, u STRING",
+        [(1, "a", "x"), (2, "b", "y"), (3, "c", "z")],
+        deletion_vectors=deletion_vectors,
+        properties={"delta.enableChangeDataFeed": "true"},
+    )
+    sink = (
+        merge_sink(path, on="target.id = source.id")
+        .when_matched_delete(condition="source.v = 'd'")
+        .when_matched_update(set={"v": "source.v", "u": "uuid()"})
+        .when_not_matched_insert(values={"id": "source.id", "v": "source.v", "u": "uuid()"})
+    )
+    sink.merge(create_source("id INT, v STRING", [(1, "A"), (3, "d"), (4, "N")]))
+    written = {row.id: row.u for row in read_rows(path)}
+    assert len({written[1], written[4], "x", "y"}) == 4
+    assert change_rows(spark, path, latest_version(path)) == sorted(
+        [
+            ("delete", 3, "c", "z"),
+            ("insert", 4, "N", written[4]),
+            ("update_postimage", 1, "A", written[1]),
+            ("update_preimage", 1, "a", "x"),
+        ],
+        key=repr,
+    )

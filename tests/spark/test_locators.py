@@ -144,6 +144,21 @@ def test_matches_that_are_not_decided_are_none_where_all_clauses_are_of_matches(
             merge_with_delta(refusing, copy, ambiguous)
 
 
+def test_texts_that_are_not_utf_8_are_no_other_keys(spark, create_table):
+    """The first byte of a character says how many follow; as lengths, its bytes would be taken for those of others."""
+    path = create_table("a STRING, b STRING, v INT", deletion_vectors=True)
+    spark.sql(f"INSERT INTO delta.`{path}` SELECT CAST(X'E4' AS STRING), '3:abc', 1")
+    batch = spark.sql("SELECT CAST(X'E4353A' AS STRING) a, 'abc' b, 2 v UNION ALL SELECT 'é', '1', 3").coalesce(1)
+    sink = merge_sink(path, keys=["a", "b"], locator="index")
+    for values in ([1, 2, 3], [1, 2, 3]):
+        result = sink.merge(batch)
+        assert result.locator == "index"
+        rows = spark.read.format("delta").load(path).orderBy("v").collect()
+        assert [row["v"] for row in rows] == values
+        keys = spark.read.format("delta").load(path).orderBy("v").selectExpr("CAST(a AS BINARY)").collect()
+        assert [bytes(row[0]) for row in keys] == [b"\xe4", b"\xe45:", "é".encode()]
+
+
 def test_the_index_knows_the_files_of_a_shallow_clone(spark, create_table, create_source, read_rows, tmp_path):
     source = create_table("k bigint, v bigint", [(1, 1), (2, 2)], deletion_vectors=True)
     clone = str(tmp_path / "clone")

@@ -84,6 +84,19 @@ def test_complete_mode_overwrites_the_table(spark, create_table: CreateTable, ch
 
 
 @pytest.mark.core
+@pytest.mark.every_case
+@pytest.mark.parametrize("output_mode", ["complete", "update"])
+def test_an_aggregate_of_texts(spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, output_mode):
+    """Spark sorts for it, and names a column in the order of its result that the result does not have."""
+    target = create_table("id INT, name STRING", [(9, "i")])
+    changes.add([(1, 1), (2, 2), (1, 10)])
+    names = changes.stream(spark).groupBy("id").agg(F.max(F.concat(F.lit("n"), "n")).alias("name"))
+    options = {} if output_mode == "complete" else {"truncate_when": "name = 'none'", "sequence_by": "name"}
+    run(names, merge_sink(target, keys="id", **options), checkpoint, output_mode=output_mode)
+    assert rows(spark, target) == [(1, "n10"), (2, "n2"), *([] if output_mode == "complete" else [(9, "i")])]
+
+
+@pytest.mark.core
 def test_only_complete_mode_may_replace_the_schema(
     spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path
 ):

@@ -34,6 +34,8 @@ _RECORD_FIELDS: Mapping[str, str] = {
     "offset": "BIGINT",
     "timestamp": "TIMESTAMP_LTZ",
 }
+AS_ONE = "from_json(concat('[', {}, ']'), 'ARRAY<STRING>')"
+"""SQL for a text as the elements of a JSON array; NULL if they are not separated by commas."""
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 
@@ -273,8 +275,13 @@ class Decoder:
         ]
         frame = records.where("value IS NOT NULL").select(*origin, F.expr("CAST(value AS STRING)").alias("text"))
         frame = frame.withColumn("parsed", parsed)
-        # In a column of its own, so that Spark parses only once. Spark reads the first JSON value and ignores the rest.
-        is_bad = f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}')"
+        # In a column of its own, so that Spark parses only once. Spark reads the first JSON value and ignores the rest:
+        # of several objects all but the first.
+        num_braces = "length(text) - length(replace(text, '}', ''))"
+        is_one = f"({num_braces} = 1 OR coalesce(size({AS_ONE.format('text')}), 0) = 1)"
+        is_bad = (
+            f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}') OR NOT {is_one}"
+        )
         error = f"CASE WHEN {is_bad} THEN concat('the value is not a JSON object of the columns: ', left(text, 80)) END"
         frame = frame.withColumn("error", F.expr(error))
         # The quarantine also stores it for rows that parse, but fail a cast or an expectation.

@@ -25,6 +25,13 @@ _RECORDS_A_TASK = 10_000
 _LIMITS = {"maxoffsetspertrigger", "minoffsetspertrigger"}
 _TOPICS = ("subscribe", "subscribePattern")
 _FIXED = {"failondataloss": "true", "includeheaders": "true"}
+_OF_SECTION = {
+    "subscribe": "topics",
+    "subscribepattern": "topic_pattern",
+    "startingoffsets": "starting_offsets",
+    "kafka.bootstrap.servers": "bootstrap_servers",
+}
+"""For options of Spark's source, in lower case, what says so in the section."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +173,12 @@ def kafka_options(source: KafkaSource) -> dict[str, str]:
             raise PipelineError(
                 f"source.options: {name} is always {fixed} in a pipeline, so that no record and no change of a key is "
                 "lost; leave the option out.",
+                ExitCode.USAGE,
+            )
+        if name.lower() in _OF_SECTION:
+            raise PipelineError(
+                f"source.options: {name} is {_OF_SECTION[name.lower()]} in the section [source], which counts; leave "
+                "the option out.",
                 ExitCode.USAGE,
             )
     topics = (

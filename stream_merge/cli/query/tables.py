@@ -37,6 +37,14 @@ FEED_ORDER = ("_commit_version", "IF(_change_type IN ('insert', 'update_postimag
 """The order of the feed's changes."""
 
 
+def rows_of_target(quarantined: DataFrame, target: str) -> DataFrame:
+    """Return the rows of a quarantine table that a target's sink has set aside, however the target was spelled."""
+    from pyspark.sql import functions as F
+
+    spellings = [row["target"] for row in quarantined.select("target").distinct().collect()]
+    return quarantined.where(F.col("target").isin([each for each in spellings if table_key(each) == table_key(target)]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTable:
     """The table that takes the rows of a source.

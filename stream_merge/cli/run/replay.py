@@ -32,6 +32,7 @@ from stream_merge.cli.query.tables import (
     is_single,
     known_tables,
     route_column,
+    rows_of_target,
     sink_of,
 )
 from stream_merge.cli.query.topics import refuse, seen_topics, watched_topics
@@ -192,7 +193,7 @@ def _replay_table(spark: SparkSession, pipeline: Pipeline, table: FoundTable, re
     told = Replayed(target=table.target, quarantine=table.quarantine, num_rows=0, is_dry=request.is_dry)
     if not table_exists(spark, table.quarantine):
         return told
-    of_table = spark.read.table(sql_name(spark, table.quarantine)).where(F.col("target") == table.target)
+    of_table = rows_of_target(spark.read.table(sql_name(spark, table.quarantine)), table.target)
     is_asked = F.lit(True) if request.reason is None else F.contains("reason", F.lit(request.reason))
     # Kept, since the replay itself may add rows.
     with materialized(of_table.select(*PLACE, "target", "quarantined_at", is_asked.alias("is_asked"))) as rows:

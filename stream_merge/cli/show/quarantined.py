@@ -85,15 +85,14 @@ def read_quarantined(spark: SparkSession, table: str, target: str) -> Quarantine
         table: Path or name of the quarantine table.
         target: The target as its sink was given it.
     """
-    from pyspark.sql import functions as F
-
     from stream_merge.bridge.jvm import JVM_ERRORS, translate
     from stream_merge.bridge.table import sql_name, table_exists
+    from stream_merge.cli.query.tables import rows_of_target
 
     try:
         if not table_exists(spark, table):
             return QuarantinedRows(table=table)
-        rows = spark.read.table(sql_name(spark, table)).where(F.col("target") == target)
+        rows = rows_of_target(spark.read.table(sql_name(spark, table)), target)
         return QuarantinedRows(table=table, reasons=_reasons(rows), samples=_samples(rows), starts=_starts(rows))
     except JVM_ERRORS as error:
         return QuarantinedRows(table=table, problem=str(translate(error)))

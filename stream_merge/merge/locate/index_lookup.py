@@ -90,7 +90,9 @@ def _reset(job: MergeJob) -> None:
     keys = [[physical_name(schema, pair.target), pair.type_name] for pair in job.resolved.key_pairs]
     order = [[physical_name(schema, name), types[name.lower()].simpleString()] for name in job.order_by]
     spark = job.source.rows.sparkSession
-    fingerprint = fingerprint_of(job.transaction.table_id, keys, order)
+    # Versions before counted the characters of texts, by which keys that are not UTF-8 could be mistaken for others.
+    counts = ["octets"] if len(keys) > 1 and any(kind == "string" for _, kind in keys) else []
+    fingerprint = fingerprint_of(job.transaction.table_id, keys, order, *counts)
     job.index.reset(fingerprint, spark.sparkContext.applicationId)
 
 

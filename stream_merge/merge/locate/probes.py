@@ -120,9 +120,10 @@ def identity(frame: DataFrame, names: Sequence[str], type_names: Sequence[str]) 
     ]
     if len(values) == 1 and type_names[0] != "string":
         return values[0].alias("identity")
-    # Lengths and separators keep the texts of different keys different.
+    # Lengths and separators keep the texts of different keys different. Bytes that are not UTF-8 have no length in
+    # characters.
     parts = [
-        F.concat(F.length(value).cast("string"), F.lit(":"), value)
+        F.concat(F.octet_length(value).cast("string"), F.lit(":"), value)
         if type_name == "string"
         else F.concat(value.cast("string"), F.lit(";"))
         for value, type_name in zip(values, type_names, strict=True)
