@@ -59,6 +59,10 @@ def _integer(raw: str, field: Field, handling: Handling) -> str:
     return f"try_cast({raw} AS {sql_type})"
 
 
+_SAFE_DIGITS = 38
+"""A whole number of so many digits has a place in each floating type."""
+
+
 def _floating(raw: str, field: Field, handling: Handling) -> str:
     number = f"trim(BOTH '\"' FROM {raw})"  # JSON's bare NaN comes in quotes
     if handling.decimals == "string":
@@ -68,7 +72,11 @@ def _floating(raw: str, field: Field, handling: Handling) -> str:
         )
     if field.kind in ("Decimal", "VariableScaleDecimal"):
         number = decimal_text(raw, field, decimals=handling.decimals)
-    return f"try_cast({number} AS {field.data_type.simpleString()})"
+    value = f"try_cast({number} AS {field.data_type.simpleString()})"
+    # A number that is too large would become infinity. Only few have so long a text, or an exponent.
+    is_large = f"(length({number}) > {_SAFE_DIGITS} OR contains(upper({number}), 'E'))"
+    is_infinite = f"{value} IN (double('infinity'), double('-infinity')) AND NOT contains(upper({number}), 'INF')"
+    return f"CASE WHEN {is_large} AND {is_infinite} THEN NULL ELSE {value} END"
 
 
 def _decimal(raw: str, field: Field, handling: Handling) -> str:

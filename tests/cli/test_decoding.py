@@ -168,7 +168,8 @@ def test_deletes_that_are_records_without_a_value_are_not_left_out_in_silence(sp
     (message,) = decode(create, delete, layout="flattened")[1]
     assert message == (
         "1 records of the source have no value and were dropped. Its messages are flattened and have no __deleted, so "
-        "these are the deletes: set keep_tombstones = true in [decode]."
+        "these are the deletes: set keep_tombstones = true in [decode], with a new table if the messages have a "
+        "position (add.fields)."
     )
     changes, messages = decode(create, delete, layout="flattened", keep_tombstones=True)
     assert not messages

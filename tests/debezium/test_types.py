@@ -113,6 +113,9 @@ def test_numbers_that_do_not_fit_are_errors(spark):
 
 def test_floating_point_numbers_that_are_none_or_infinite(spark):
     check(spark, ("DOUBLE", "Infinity", inf), ("FLOAT", "-Infinity", -inf), ("DOUBLE", 0.1, 0.1), ("FLOAT", 0.5, 0.5))
+    check(spark, ("DOUBLE", 1e300, 1e300), ("FLOAT", 3.4e38, pytest.approx(3.4e38)), ("DOUBLE", 10**30, 1e30))
+    # Too large is not infinite.
+    check_misfits(spark, ("DOUBLE", "1e400"), ("FLOAT", 1e300), ("FLOAT", -1e39), ("FLOAT", 10**39))
     (value, bare), change = decode_values(spark, ("DOUBLE", "NaN"), ("DOUBLE", float("nan")))
     assert isnan(value)
     assert isnan(bare)
