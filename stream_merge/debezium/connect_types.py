@@ -56,6 +56,9 @@ def field_of(schema: Mapping[str, Any]) -> Field:
         case "array":
             element = field_of(schema["items"])
             return Field(T.ArrayType(element.data_type), element=element)
+        case "map" if schema["keys"]["type"] != "string":
+            # JsonConverter writes a list of pairs then, which no type of Spark's has: pgvector's sparsevec, say.
+            return Field(T.StringType())
         case "map":
             element = field_of(schema["values"])
             return Field(T.MapType(T.StringType(), element.data_type), element=element)

@@ -121,6 +121,15 @@ def test_schemas_of_one_moment_are_in_the_order_of_their_records(spark, is_split
     assert is_split or rows[1]["c"] == "web"
 
 
+def test_a_map_whose_keys_are_no_texts_is_its_text(spark):
+    """PostgreSQL's sparsevec: JsonConverter writes a list of pairs."""
+    vector = field("vector", "map", keys={"type": "int16"}, values={"type": "double"})
+    labels = field("labels", "map", keys={"type": "string"}, values={"type": "string"})
+    after = {"id": 1, "vector": [[1, 2.5], [3, 4.0]], "labels": {"a": "b"}}
+    (row,) = debezium.changes(frame_of(spark, wrapped([ID, vector, labels], "c", after))).collect()
+    assert (row["vector"], row["labels"], row["_change"]["error"]) == ("[[1,2.5],[3,4.0]]", {"a": "b"}, None)
+
+
 def test_each_of_several_batches_is_decoded_by_the_schemas_of_its_records(spark):
     old, new = [ID, decimal("price", 8, 2)], [ID, decimal("price", 8, 3), field("note", "string", default="none")]
     learnt = None

@@ -208,8 +208,8 @@ class Decoder:
         if found["num_tombstones"] and found["num_values"] and not found["marks_deletes"]:
             logger.warning(
                 "%d records of %s have no value and were dropped. Its messages are flattened and have no __deleted, so "
-                "these are the deletes: set keep_tombstones = true in [decode], with a new table if the messages have a "
-                "position (add.fields).",
+                "these are the deletes: set keep_tombstones = true in [decode], with a new table if the messages have "
+                "a position (add.fields).",
                 found["num_tombstones"],
                 self._shown,
             )
