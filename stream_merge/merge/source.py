@@ -16,7 +16,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.sql import column_of, quote
 from stream_merge.table.files import FIRST_MICROS, LAST_MICROS, KeyRange, comparable, is_prunable, physical_name
 
-MAX_UNSHUFFLED_ROWS = 20_000
+MAX_UNSHUFFLED_ROWS = 50_000
 """Up to this many rows, one task chooses the newest changes: a shuffle would be another job and take longer."""
 
 MAX_TRACKED_VALUES = 100
