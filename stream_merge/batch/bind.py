@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import AtomicType, DataType, NullType, StringType, StructType
+from pyspark.sql.types import (
+    AtomicType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    NullType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, with_schema_changes
 from stream_merge.bridge.expressions import are_stable
@@ -26,6 +36,7 @@ from stream_merge.partial_updates.registers import PartialUpdates, find_partial_
 from stream_merge.sql import quote
 from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
 from stream_merge.table.features import GENERATED
+from stream_merge.widening import wider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,27 +230,37 @@ def _typed_as_in_target(config: SinkConfig, batch: DataFrame, schema: StructType
 def _values_of_moves(
     config: SinkConfig, batch: DataFrame, schema: StructType, changes: SchemaChanges
 ) -> dict[str, Column]:
-    """Return the values of a batch in the target's types, if a row that gets another key may take others along.
-
-    Those come from the target, and would not all fit the batch's types.
-    """
+    """Return values of a batch in types that hold the target's as well, if rows may take these along to other keys."""
     if config.old_key is None and config.new_key is None:
         return {}
     kinds = {field.name.lower(): field.dataType for field in schema.fields}
     kinds |= {name.lower(): kind for name, kind in changes.widened.items()}
-    is_exact = lossless_casts.is_wanted(batch.sparkSession)
     written = {name.lower() for name in config.written_columns(batch.columns)}
     written -= {name.lower() for name in (*config.sequence_columns, *config.keys)}
-    return {
-        field.name: lossless_casts.as_kept(
-            F.col(quote(field.name)), field.name, field.dataType, kind, is_exact=is_exact
+    is_exact = lossless_casts.is_wanted(batch.sparkSession)
+    values = {}
+    for field in batch.schema.fields:
+        kept, given = kinds.get(field.name.lower()), field.dataType
+        if field.name.lower() not in written or kept is None or not has_same_fields(given, kept):
+            continue
+        value, both = F.col(quote(field.name)), wider(kept, given)
+        if given.simpleString() in {kept.simpleString(), both and both.simpleString()} or _has_all_of(given, kept):
+            continue
+        if isinstance(both, DecimalType):
+            # What does not fit the target is no error before it is known that the merge needs it.
+            values[field.name] = value.cast(both)
+            continue
+        is_lossless = both is not None and both.simpleString() == kept.simpleString()
+        values[field.name] = lossless_casts.as_kept(
+            value, field.name, given, kept, is_exact=is_exact and not is_lossless
         )
-        for field in batch.schema.fields
-        if field.name.lower() in written
-        and (kind := kinds.get(field.name.lower())) is not None
-        and field.dataType.simpleString() != kind.simpleString()
-        and has_same_fields(field.dataType, kind)
-    }
+    return values
+
+
+def _has_all_of(given: DataType, kept: DataType) -> bool:
+    """Return whether a type has a value for each of another type's, where `wider` knows nothing of both."""
+    is_longer = isinstance(given, TimestampType) and isinstance(kept, DateType)
+    return is_longer or isinstance(given, StringType) or isinstance(kept, BooleanType)
 
 
 def in_order_of_target(config: SinkConfig, bound: SinkConfig, batch: DataFrame, schema: StructType) -> DataFrame:

@@ -1,4 +1,7 @@
-"""The empty text and the empty BINARY in partition columns: Delta writes and reads them as NULL."""
+"""The empty text and the empty BINARY in partition columns: Delta writes and reads them as NULL.
+
+So it does with the name that Hive gives the partition of NULL, which is called empty here, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 _KINDS = (StringType, BinaryType)
+_OF_NULL = b"__HIVE_DEFAULT_PARTITION__"
 
 
 def empty_as_null(
@@ -21,7 +25,8 @@ def empty_as_null(
 
 def null_if_empty(value: Column) -> Column:
     """Return the value as the target would have it."""
-    return F.when(F.octet_length(value) > 0, value)
+    content = value.cast("binary")
+    return F.when((F.octet_length(content) > 0) & (content != F.lit(_OF_NULL)), value)
 
 
 def can_be_empty(kind: DataType) -> bool:

@@ -460,6 +460,15 @@ def test_values_whose_type_the_batch_does_not_have(spark, create_table, deletion
         sink.merge(spark.sql(statement))
     assert read_rows(path, "id") == [(2,)]
     assert read_rows(path, *VALUES) == before
+    # A value that does not fit is none of the table's where a newer change of its row has another.
+    too_large, newer = (
+        change(5, "u", "array()", "NULL", "NULL").replace(
+            "CAST(NULL AS DECIMAL(10, 2))", f"CAST({number} AS DECIMAL(10, 2))"
+        )
+        for number in (99999999, 1)
+    )
+    sink.merge(spark.sql(f"{too_large} UNION ALL {newer.replace('2L seq', '3L seq')}"))
+    assert [row.de for row in read_rows(path) if row.id == 5] == [1]
 
 
 def test_an_old_key_whose_struct_is_never_null(spark, create_table, read_rows):

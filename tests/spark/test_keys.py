@@ -210,8 +210,10 @@ def test_an_empty_value_in_a_key_that_partitions_the_table_matches_null(
     for v in (1, 2):
         assert merged(("''", "''", v), ("'a'", "'b'", v)) == ({("a", "b", v), (None, "", v)}, 2)
     assert merged(("NULL", "''", 3)) == ({("a", "b", 2), (None, "", 3)}, 2)
+    # As the partition of NULL is called.
+    assert merged(("'__HIVE_DEFAULT_PARTITION__'", "''", 4)) == ({("a", "b", 2), (None, "", 4)}, 2)
     assert merged(("''", "''", 9)) == ({("a", "b", 2)}, 1)
-    assert merged(("NULL", "''", 4))[1] == (1 if order else 2)
+    assert merged(("NULL", "''", 5))[1] == (1 if order else 2)
 
 
 @pytest.mark.any_strategy
