@@ -18,6 +18,10 @@ from stream_merge.table.exactly_once import Retries
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
+MIN_STALE_ROWS = 100
+"""A few may be late."""
+_STALE = "changes that are all older"
+
 
 def report_merged(batch: MicroBatch, committed: Committed[StagedAttempt]) -> MergeResult:
     """Clean up after the commit of a merge, and report it."""
@@ -28,13 +32,31 @@ def report_merged(batch: MicroBatch, committed: Committed[StagedAttempt]) -> Mer
         if attempt.store is not None and remembered is not None and committed.version is not None:
             batch.caches.cleaned_ms = attempt.store.after_commit(remembered, batch.caches.cleaned_ms)
 
-    return report(
+    result = report(
         batch,
         committed,
         attempt.plan,
         locator=committed.last.staged.locator,
         clean_up=clean_up,
         maintain=lambda: maintained(batch, committed.last),
+    )
+    _warn_of_stale(batch, result)
+    return result
+
+
+def _warn_of_stale(batch: MicroBatch, result: MergeResult) -> None:
+    """Warn once if no change of a row is newer than the row: its sequence may be of another kind than before."""
+    left_out = result.num_stale_rows + result.num_outdated_rows
+    is_any = result.num_target_rows_updated or result.num_target_rows_deleted
+    if left_out < MIN_STALE_ROWS or is_any or _STALE in batch.caches.told:
+        return
+    batch.caches.told.add(_STALE)
+    logger.warning(
+        "%s: all %d changes of rows that the table has, or had, are older than these and were left out; unless they "
+        "are older records that are merged again, their sequence_by is of another kind than before (offsets and lsn, "
+        "say)",
+        batch.name,
+        left_out,
     )
 
 

@@ -10,6 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.batch import report
 from stream_merge.column_names import SEQUENCE
 from tests.spark.delta_log import actions_of, latest_version
 from tests.spark.tables import files_below
@@ -94,6 +95,24 @@ class TestOrder:
         unordered.reset_state(create_source(SCHEMA).sparkSession)
         keyed(path, sequence_by=None).merge(change)
         assert not caplog.records
+
+    def test_a_batch_without_any_newer_change_is_told_once(self, spark, create_table, read_rows, caplog, monkeypatch):
+        """Offsets in the place of lsn: of the rows that are there, all changes would be left out for ever."""
+        monkeypatch.setattr(report, "MIN_STALE_ROWS", 3)
+        path = create_table(TARGET)
+        sink = keyed(path)
+        sink.merge(spark.sql("SELECT INT(id), 'a' v, 5000L + id seq, IF(id = 1, 'd', 'u') op FROM range(4)"))
+        by_offset = "SELECT INT(id), 'b' v, {} + id seq, 'u' op FROM range(3, {})"
+        for change, warnings in (
+            (by_offset.format("10L", 6), 0),  # One late change, and new rows.
+            (by_offset.format("9L", 6).replace("range(3", "range(1"), 1),  # 1 was deleted, 2 to 5 are there.
+            (by_offset.format("0L", 6).replace("range(3", "range(1"), 1),
+        ):
+            sink.merge(spark.sql(change))
+            told = [each.getMessage() for each in caplog.records if "of another kind than before" in each.getMessage()]
+            assert len(told) == warnings, change
+        assert "all 5 changes of rows that the table has, or had" in told[0]
+        assert len(read_rows(path)) == 5
 
     def test_the_newest_change_of_a_batch_wins(self, create_table, create_source, read_rows, deletion_vectors):
         """delta-io/delta#131, #325: "multiple source rows matched"; with one change a key, smoke tests pass."""
