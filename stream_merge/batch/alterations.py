@@ -6,7 +6,7 @@ Each step leaves a table that is right for the rows it has, so that a process ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import AtomicType, DataType
@@ -18,6 +18,7 @@ from stream_merge.bridge.transaction import Transaction
 from stream_merge.config import SinkConfig
 from stream_merge.sql import quote
 from stream_merge.steps import reached
+from stream_merge.table.features import writer_features
 from stream_merge.widening import in_same_family
 
 logger: logging.Logger = logging.getLogger("stream_merge")
@@ -84,11 +85,6 @@ def _needed_properties(changes: SchemaChanges, transaction: Transaction) -> dict
     properties = {}
     if changes.widened and transaction.properties.get(WIDENING, "").lower() != "true":
         properties[WIDENING] = "true"
-    if needs_ntz(changes) and NTZ_FEATURE not in writer_features(transaction):
+    if needs_ntz(changes) and NTZ_FEATURE not in writer_features(transaction.protocol):
         properties[f"delta.feature.{NTZ_FEATURE}"] = "supported"
     return properties
-
-
-def writer_features(transaction: Transaction) -> Collection[str]:
-    """Return the table features that writers of a version must support, as far as the protocol lists them."""
-    return transaction.protocol.get("writerFeatures") or ()

@@ -187,7 +187,9 @@ def _changes_again(
     depends_on_columns = config.keeps_order or changes.bound.is_keyless or config.schema_changes is not None
     if not depends_on_columns or earlier.transaction.schema == transaction.schema:
         store = _load_store(batch, changes.bound.config, table, opened)
-        return earlier.clauses, changes.narrowed(store), store, False
+        # The first sink of a table decides on the order of its keys, and another one may have been faster.
+        if _with_keys_of(store, changes.bound) is changes.bound:
+            return earlier.clauses, changes.narrowed(store), store, False
     # Another sink may have added its columns, which this one has to keep as well.
     bound = _bound(batch, table, transaction)
     store = _load_store(batch, bound.config, table, opened)

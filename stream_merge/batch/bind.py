@@ -307,29 +307,14 @@ def _reordered(
         kept = in_target.get(field.name.lower())
         if field.name.lower() not in wanted or kept is None:
             continue
-        if isinstance(field.dataType, StructType) and isinstance(kept, StructType):
-            _check_names(field.dataType, kept, field.name)
+        if isinstance(field.dataType, StructType) and not has_same_fields(field.dataType, kept):
+            raise SchemaMismatchError(
+                f"{field.name} is {field.dataType.simpleString().upper()} in the batch and "
+                f"{kept.simpleString().upper()} in the target. Give the struct the target's fields in the source"
+            )
         if has_other_order(field.dataType, kept):
             reordered[field.name] = in_order_of(typed.get(field.name, F.col(quote(field.name))), field.dataType, kept)
     return reordered
-
-
-def _check_names(given: StructType, kept: StructType, name: str) -> None:
-    """Refuse a struct that does not have the fields of the target's.
-
-    Raises:
-        SchemaMismatchError: The fields have other names.
-    """
-    fields = {field.name.lower(): field.dataType for field in given.fields}
-    if fields.keys() != {field.name.lower() for field in kept.fields}:
-        raise SchemaMismatchError(
-            f"{name} is {given.simpleString().upper()} in the batch and {kept.simpleString().upper()} in the target. "
-            "Give the struct the target's fields in the source"
-        )
-    for field in kept.fields:
-        own = fields[field.name.lower()]
-        if isinstance(own, StructType) and isinstance(field.dataType, StructType):
-            _check_names(own, field.dataType, f"{name}.{field.name}")
 
 
 def _is_plain(data_type: DataType) -> bool:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, StructType
 
-from stream_merge.batch.alterations import NTZ_FEATURE, prepare_columns, writer_features
+from stream_merge.batch.alterations import NTZ_FEATURE, prepare_columns
 from stream_merge.batch.applied import last_applied
 from stream_merge.batch.bind import bind
 from stream_merge.batch.micro_batch import MicroBatch
@@ -25,6 +25,7 @@ from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.order.sequence import stored_in, with_sequence
 from stream_merge.sql import quote, sql_type
 from stream_merge.steps import reached
+from stream_merge.table.features import writer_features
 from stream_merge.table.log_stores import check_log_store
 from stream_merge.tombstones.history import manifest_of
 from stream_merge.tombstones.manifest import TombstoneManifest
@@ -198,7 +199,7 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
     if SEQUENCE in missing:
         _check_holder(table, transaction)
     transaction = _with_feature_of_types(table, transaction, missing)
-    lacks_feature = config.keeps_tombstones and FEATURE not in writer_features(transaction)
+    lacks_feature = config.keeps_tombstones and FEATURE not in writer_features(transaction.protocol)
     if lacks_feature:
         logger.info("%s: adding the table feature %s, in which deletes are remembered", table.name, FEATURE)
     if missing and lacks_feature:
@@ -225,7 +226,7 @@ def _with_feature_of_types(table: Table, transaction: Transaction, types: Mappin
         transaction: Its newest version.
         types: The SQL types of the columns that it is going to get.
     """
-    if not any(_NTZ in kind.lower() for kind in types.values()) or NTZ_FEATURE in writer_features(transaction):
+    if not any(_NTZ in kind.lower() for kind in types.values()) or NTZ_FEATURE in writer_features(transaction.protocol):
         return transaction
     logger.warning("%s: adding the table feature %s, for the type of the sequence", table.name, NTZ_FEATURE)
     table.set_properties({f"delta.feature.{NTZ_FEATURE}": "supported"})

@@ -32,7 +32,7 @@ from stream_merge.debezium.keys import learn_keys
 from stream_merge.debezium.rows import decode_values, select_changes
 from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
-from stream_merge.debezium.spelling import IS_TOMBSTONE, JSON_SPACE
+from stream_merge.debezium.spelling import IS_TOMBSTONE, JSON_SPACE, are_several_objects
 from stream_merge.debezium.unavailable import DEFAULT_PLACEHOLDER
 from stream_merge.debezium.values import Handling
 from stream_merge.errors import ConfigError
@@ -371,16 +371,10 @@ def _key_sql(parsed: ParsedJson, name: str) -> str:
     return f"CASE WHEN {name} IS NOT NULL AND {name}.{CORRUPT} IS NULL THEN {parsed.body(name)} END"
 
 
-_BETWEEN_OBJECTS = ("}{", "}\\n{", "}\\r\\n{", "} {")
-"""Inside of one JSON object, only texts have these."""
-
-
 def _is_malformed(json: str, parsed: str, *, or_null: bool = True) -> str:
     # Spark reads the first JSON value and ignores the rest.
     is_object = f"(endswith({json}, '}}') OR endswith(trim(TRAILING {JSON_SPACE} FROM {json}), '}}'))"
     bad = f"{parsed} IS NULL OR {parsed}.{CORRUPT} IS NOT NULL OR NOT {is_object}"
     if or_null:
-        may_be_several = " OR ".join(f"contains({json}, '{sign}')" for sign in _BETWEEN_OBJECTS)
-        num_values = f"size(from_json(concat('[', {json}, ']'), 'ARRAY<STRING>'))"
-        bad += f" OR (({may_be_several}) AND coalesce({num_values}, 0) <> 1)"
+        bad += f" OR {are_several_objects(json)}"
     return f"coalesce({bad}, true)" if or_null else f"coalesce({json} IS NOT NULL AND ({bad}), false)"

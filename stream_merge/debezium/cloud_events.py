@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.debezium.envelope import POSITION_FIELDS
-from stream_merge.debezium.spelling import JSON_SPACE, let, rarely, text
+from stream_merge.debezium.spelling import JSON_SPACE, are_several_objects, let, rarely, text
 
 PREFIX = "iodebezium"
 """Begins the names of the attributes that Debezium adds to an event."""
@@ -77,7 +77,7 @@ def is_event_schema(schema: Mapping[str, Any]) -> bool:
 def is_left_event(value: str) -> str:
     """Return SQL for whether a value is a CloudEvent that `from_cloud_events` could not turn into an envelope."""
     names = " AND ".join(f"get_json_object({value}, '$.{name}') IS NOT NULL" for name in (SPEC, "type", "source"))
-    is_whole = f"json_object_keys({value}) IS NOT NULL"
+    is_whole = f"json_object_keys({value}) IS NOT NULL AND NOT {are_several_objects(value)}"
     return f"coalesce({_may_be_event(value)} AND contains({value}, '\"{SPEC}\"') AND {names} AND {is_whole}, false)"
 
 
@@ -125,6 +125,7 @@ def _envelope_sql(value: str) -> str:
     event = f"from_json({value}, '{schema}', map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{_CORRUPT}'))"
     # Spark reads the first JSON value and ignores the rest, and replaces what is not UTF-8.
     is_whole = f"is_valid_utf8({value}) AND endswith(trim(TRAILING {JSON_SPACE} FROM {value}), '}}')"
+    is_whole += f" AND NOT {are_several_objects(value)}"
 
     def of_event(event: str) -> str:
         schema = f"{event}.data['schema']"

@@ -21,6 +21,22 @@ NUL = r"'\0'"
 JSON_SPACE = r"' \t\r\n'"
 """SQL for the characters that may surround JSON."""
 
+_BETWEEN_OBJECTS = ("}{", "}\\n{", "}\\r\\n{", "} {")
+"""Inside of one JSON object, only texts have these."""
+
+
+def is_one_value(json: str) -> str:
+    """Return SQL for whether JSON is one value; of several, Spark's parser returns the first."""
+    # To an array, values are nothing if there is no comma between them.
+    return f"coalesce(size(from_json(concat('[', {json}, ']'), 'ARRAY<STRING>')), 0) = 1"
+
+
+def are_several_objects(json: str) -> str:
+    """Return SQL for whether JSON is several objects, one after the other. It costs little where it is one."""
+    may_be = " OR ".join(f"contains({json}, '{sign}')" for sign in _BETWEEN_OBJECTS)
+    return f"(({may_be}) AND NOT ({is_one_value(json)}))"
+
+
 # Trimming is slow in Spark, and hardly any JSON object needs it.
 IS_TOMBSTONE = (
     "CASE WHEN endswith(CAST(value AS STRING), '}') THEN false "

@@ -131,7 +131,7 @@ class _Contents:
         in_target = {field.name.lower(): field for field in schema.fields}
         in_batch = {field.name.lower(): field for field in batch.schema.fields}
         written = [name.lower() for name in ordered.columns if name not in (ROW_ID, SEQUENCE)]
-        names = store.order_of_contents(written, list(in_target))
+        names = store.order_of_contents(written)
         fields = tuple(in_target.get(name, in_batch[name]) for name in names)
         return _Contents(
             fields=fields,

@@ -167,10 +167,9 @@ class Checks:
         return has_row & ~F.coalesce(leaves, F.lit(False))
 
     def _sequence(self) -> Iterator[Check]:
-        """Check the expressions of a sequence that is not a column yet; only rows that pass get the column.
-
-        Texts of any sequence are checked.
-        """
+        """Check texts of the sequence, and its expressions if it is not a column yet; rows that pass get the column."""
+        if not self.config.keeps_order and SEQUENCE not in self.ordered.sequence_columns:
+            return
         parts = (*self.config.sequence_by, *self.config.tie_break_by)
         named = self.batch.alias(self.config.source_alias)
         for part in parts:

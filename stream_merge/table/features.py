@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from stream_merge.errors import UnsupportedTableError
@@ -61,7 +61,7 @@ def check_supported(
         )
     unknown = [
         feature
-        for feature in protocol.get("writerFeatures") or []
+        for feature in writer_features(protocol)
         if feature not in MAINTAINED and not _is_unused(feature, properties)
     ]
     if unknown:
@@ -78,10 +78,15 @@ def _is_unused(feature: str, properties: Mapping[str, str]) -> bool:
     return switch is None or properties.get(switch) != "true"
 
 
+def writer_features(protocol: Mapping[str, Any]) -> Collection[str]:
+    """Return the table features that writers must support, as far as the protocol lists them."""
+    return protocol.get("writerFeatures") or ()
+
+
 def has_deletion_vectors(properties: Mapping[str, str], protocol: Mapping[str, Any]) -> bool:
     """Whether the table may get new deletion vectors."""
     is_enabled = properties.get("delta.enableDeletionVectors", "false").lower() == "true"
-    return is_enabled and "deletionVectors" in (protocol.get("writerFeatures") or [])
+    return is_enabled and "deletionVectors" in writer_features(protocol)
 
 
 def has_change_feed(properties: Mapping[str, str]) -> bool:

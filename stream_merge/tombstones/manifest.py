@@ -72,7 +72,7 @@ class TombstoneManifest:
         older_columns: Lower-case names of the columns that may be older than their row; None if unknown.
         columns: Lower-case names of the columns that batches had, for a sink that follows the columns of its source.
         contents: Lower-case names of the columns by which rows without a key are compared, in the order in which their
-            ids have them; None if it was not noted.
+            ids have them; none if it was not noted.
         holder: The columns that hold the sequence of a row; none if they were not noted.
     """
 
@@ -85,7 +85,7 @@ class TombstoneManifest:
     truncated: str | None = None
     older_columns: tuple[str, ...] | None = ()
     columns: tuple[str, ...] = ()
-    contents: tuple[str, ...] | None = None
+    contents: tuple[str, ...] = ()
     holder: tuple[str, ...] = ()
 
     @property
@@ -117,7 +117,7 @@ class TombstoneManifest:
             retired=tuple(RetiredFile(**file) for file in values.pop("retired", ())),
             older_columns=_names(values.pop("older_columns", ())),
             columns=tuple(values.pop("columns", ())),
-            contents=_names(values.pop("contents", None)),
+            contents=tuple(values.pop("contents", ())),
             holder=tuple(values.pop("holder", ())),
             **values,
         )

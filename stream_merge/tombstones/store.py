@@ -178,24 +178,23 @@ class TombstoneStore:
         reached("truncating")
         return newest
 
-    def order_of_contents(self, written: Sequence[str], in_target: Sequence[str]) -> list[str]:
+    def order_of_contents(self, written: Sequence[str]) -> list[str]:
         """Return columns in the order in which the ids of the table's rows have them, and note it.
 
-        The source may send them in another order one day.
+        It is that of the first batch; the source may send them in another order one day.
 
         Args:
-            written: Lower-case names of the columns by which rows without a key are compared, as the batch has them.
-            in_target: The names of all columns of the table.
+            written: Lower-case names of the columns by which rows without a key are compared.
         """
-        # Versions that did not note it took the order of the batch.
-        known = written if self.state.contents is None else self.state.contents
-        added = [name for name in (*in_target, *written) if name in {*written}]
-        self.state = replace(self.state, contents=tuple(dict.fromkeys((*known, *added))))
-        return [name for name in self.state.contents or () if name in {*written}]
+        self.state = replace(self.state, contents=tuple(dict.fromkeys((*self.state.contents, *written))))
+        return [name for name in self.state.contents if name in {*written}]
 
     def take_over(self, earlier: TombstoneStore) -> bool:
         """Reuse what an earlier attempt wrote if the table's tombstones are still the same; return whether they are."""
-        mine, theirs = ((store.state.files, store.state.horizon, store.state.truncated) for store in (self, earlier))
+        mine, theirs = (
+            (store.state.files, store.state.horizon, store.state.truncated, tuple(store.tombstones.keys))
+            for store in (self, earlier)
+        )
         is_same = mine == theirs
         if is_same:
             self._written = earlier._written
@@ -285,7 +284,6 @@ def load_store(
         keys=ordered.keys,
         sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
         older_columns=None if had_registers else (),
-        contents=(),
     )
     state = manifest_of(table, transaction, fresh)
     state.check(table.name, fresh)

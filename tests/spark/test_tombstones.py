@@ -102,6 +102,21 @@ def test_keys_in_another_order_are_the_same_keys(create_table, create_source, re
     ]  # fmt: skip
 
 
+def test_another_sink_with_its_keys_in_another_order_is_faster(create_table, create_source, read_rows, at_step):
+    """The first to commit decides on the order in which the table remembers keys."""
+    schema = "a INT, B INT, v STRING, s BIGINT"
+    path = create_table(schema, [(1, 2, "x", 1)])
+
+    def merge(keys, *rows):
+        sink = merge_sink(path, keys=keys, sequence_by="s", delete_when="v = 'd'")
+        return sink.merge(create_source(schema, rows))
+
+    at_step("before_commit", lambda: merge(["B", "a"], (9, 8, "z", 1)))
+    assert merge(["a", "B"], (1, 2, "d", 20)).num_commit_attempts == 2
+    assert merge(["a", "B"], (1, 2, "late", 15), (2, 1, "other", 15)).num_outdated_rows == 1
+    assert read_rows(path, "a", "B", "v") == [Row(a=2, B=1, v="other"), Row(a=9, B=8, v="z")]
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("statement", "options"),

@@ -242,6 +242,16 @@ def _ordered(spark, path):
     return spark.read.format("delta").load(path).orderBy("id").collect()
 
 
+def test_with_clauses_a_sequence_may_have_any_bytes(spark, create_table: CreateTable, rejected):
+    """It decides inside the batch alone, so that nothing of it is kept as JSON."""
+    target = create_table("id INT, s STRING")
+    sink = merge_sink(target, keys="id", sequence_by="s", quarantine=rejected).when_not_matched_insert_all()
+    result = sink.merge(spark.sql("SELECT 1 id, CAST(x'FF' AS STRING) s UNION ALL SELECT 1, 'a'"))
+    assert result.num_quarantined_rows == 0
+    (row,) = spark.read.format("delta").load(target).selectExpr("CAST(s AS BINARY)").collect()
+    assert bytes(row["s"]) == b"\xff"
+
+
 def test_odd_column_names(spark, create_table: CreateTable, create_source, rejected, reasons):
     columns = "`The Key` INT, `a.b` INT, `Umlaut ä` STRING"
     target = create_table(columns, properties={"delta.columnMapping.mode": "name"})

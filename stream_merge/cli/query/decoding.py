@@ -22,7 +22,7 @@ from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.fields import is_own, resolve_columns
 from stream_merge.debezium.keys import learn_keys
 from stream_merge.debezium.schemas import LearntColumns, asked_as, learn_columns
-from stream_merge.debezium.spelling import IS_TOMBSTONE, NUL
+from stream_merge.debezium.spelling import IS_TOMBSTONE, NUL, is_one_value
 from stream_merge.errors import ConfigError, TargetNotFoundError
 from stream_merge.tombstones.history import remembered_keys
 
@@ -34,8 +34,6 @@ _RECORD_FIELDS: Mapping[str, str] = {
     "offset": "BIGINT",
     "timestamp": "TIMESTAMP_LTZ",
 }
-AS_ONE = "from_json(concat('[', {}, ']'), 'ARRAY<STRING>')"
-"""SQL for a text as the elements of a JSON array; NULL if they are not separated by commas."""
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 
@@ -276,10 +274,8 @@ class Decoder:
         ]
         frame = records.where("value IS NOT NULL").select(*origin, F.expr("CAST(value AS STRING)").alias("text"))
         frame = frame.withColumn("parsed", parsed)
-        # In a column of its own, so that Spark parses only once. Spark reads the first JSON value and ignores the rest:
-        # of several objects all but the first.
-        num_braces = "length(text) - length(replace(text, '}', ''))"
-        is_one = f"({num_braces} = 1 OR coalesce(size({AS_ONE.format('text')}), 0) = 1)"
+        # In a column of its own, so that Spark parses only once. Spark reads the first JSON value and ignores the rest.
+        is_one = f"(length(text) - length(replace(text, '}}', '')) = 1 OR {is_one_value('text')})"
         is_bad = (
             f"parsed IS NULL OR parsed.{CORRUPT_RECORD} IS NOT NULL OR NOT endswith(rtrim(text), '}}') OR NOT {is_one}"
         )
