@@ -191,10 +191,7 @@ class TombstoneStore:
 
     def take_over(self, earlier: TombstoneStore) -> bool:
         """Reuse what an earlier attempt wrote if the table's tombstones are still the same; return whether they are."""
-        mine, theirs = (
-            (store.state.files, store.state.horizon, store.state.truncated, tuple(store.tombstones.keys))
-            for store in (self, earlier)
-        )
+        mine, theirs = ((store.state.files, store.state.horizon, store.state.truncated) for store in (self, earlier))
         is_same = mine == theirs
         if is_same:
             self._written = earlier._written

@@ -119,6 +119,10 @@ def test_schemas_of_one_moment_are_in_the_order_of_their_records(spark, is_split
         rows |= {row["id"]: row for row in debezium.changes(frame, learnt).collect()}
     assert [rows[key]["c"] for key in (2, 3)] == [None, "web"]
     assert is_split or rows[1]["c"] == "web"
+    # A column that was dropped was not there before.
+    dropped = [(*records[1][:4], 1, *records[1][5:]), (*records[0][:4], 2, *records[0][5:])]
+    rows = debezium.changes(frame_of(spark, *dropped)).collect()
+    assert [(row["id"], row["c"]) for row in rows] == [(2, None), (1, None)]
 
 
 def test_a_map_whose_keys_are_no_texts_is_its_text(spark):
