@@ -23,6 +23,7 @@ from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, with_schem
 from stream_merge.bridge.expressions import are_stable
 from stream_merge.bridge.kept_plans import KeptPlan, kept_plan
 from stream_merge.bridge.statement import Once
+from stream_merge.clauses import Expression
 from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaMismatchError
@@ -33,7 +34,7 @@ from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import has_texts, in_type_of_target, stored_in, valid_texts, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
-from stream_merge.sql import quote
+from stream_merge.sql import column_of, quote
 from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
 from stream_merge.table.features import GENERATED
 from stream_merge.widening import wider
@@ -122,7 +123,7 @@ def _bound(
     config, batch = with_schema_changes(config, batch, changes, schema)
     batch = _with_types(batch, schema)
     batch = _with_values(batch, _by_name(config, batch.schema, schema))
-    batch = _as_in_partitions(config, batch, schema, partition_columns)
+    config, batch = _as_in_partitions(config, batch, schema, partition_columns)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
         return Bound(config=config, frame=batch, is_keyless=True, changes=changes)
@@ -184,11 +185,27 @@ def _with_types(batch: DataFrame, schema: StructType) -> DataFrame:
 
 def _as_in_partitions(
     config: SinkConfig, batch: DataFrame, schema: StructType, partition_columns: Sequence[str]
-) -> DataFrame:
-    """Make NULL of empty values in keys that partition the table, as Delta does when it writes them."""
+) -> tuple[SinkConfig, DataFrame]:
+    """Make NULL of empty values in keys that partition the table, as Delta does when it writes them.
+
+    So in the keys that rows had or get.
+    """
     nullable = empty_as_null(config.keys, partition_columns, batch.schema, schema)
-    values = {name: null_if_empty(F.col(quote(name))) for name in batch.columns if name.lower() in nullable}
-    return _with_values(batch, values)
+    if not nullable:
+        return config, batch
+    kinds = {field.name: field.dataType for field in batch.schema.fields if field.name.lower() in nullable}
+    fields = {name: kinds[kept] for name in config.keys for kept in kinds if kept.lower() == name.lower()}
+
+    def of_moves(key: Expression | None) -> Expression | None:
+        if key is None:
+            return None
+        value = column_of(key)
+        for name, kind in fields.items():
+            value = value.withField(quote(name), null_if_empty(value.getField(name).cast(kind)))
+        return value
+
+    config = replace(config, old_key=of_moves(config.old_key), new_key=of_moves(config.new_key))
+    return config, _with_values(batch, {name: null_if_empty(F.col(quote(name))) for name in kinds})
 
 
 def _with_values(batch: DataFrame, values: Mapping[str, Column]) -> DataFrame:

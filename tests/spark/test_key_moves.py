@@ -253,11 +253,16 @@ class TestTies:
 class TestKeysWithNull:
     """`null_keys="match"`: NULL equals NULL, for rows that get another key too."""
 
-    @pytest.mark.parametrize("partition_by", [(), ("Part 2",)], ids=["plain", "partitioned"])
+    @pytest.mark.parametrize(
+        ("partition_by", "none"),
+        [((), None), (("Part 2",), None), (("Part 2",), "")],
+        ids=["plain", "partitioned", "partitioned, empty"],
+    )
     @pytest.mark.parametrize("is_split", [False, True], ids=["together", "departure first"])
     def test_the_value_is_the_rows_under_its_old_key(
-        self, create_table, create_source, read_rows, deletion_vectors, partition_by, is_split
+        self, create_table, create_source, read_rows, deletion_vectors, partition_by, none, is_split
     ):
+        """Delta has NULL for an empty text in a column that partitions the table."""
         path = create_table(
             TARGET,
             [(1, None, "a1", "b1", 1), (3, "p", "a3", "b3", 1)],
@@ -267,12 +272,12 @@ class TestKeysWithNull:
         )
         sink = moving(path, null_keys="match")
         departures = [
-            (1, None, None, None, 10, "d", [], None, (2, None)),
-            (3, "p", None, None, 10, "d", [], None, (3, None)),
+            (1, none, None, None, 10, "d", [], None, (2, none)),
+            (3, "p", None, None, 10, "d", [], None, (3, none)),
         ]
         arrivals = [
-            (2, None, "A", None, 11, "u", ["b"], (1, None), None),
-            (3, None, "C", None, 11, "u", ["b"], (3, "p"), None),
+            (2, none, "A", None, 11, "u", ["b"], (1, none), None),
+            (3, none, "C", None, 11, "u", ["b"], (3, "p"), None),
         ]
         for batch in [departures, arrivals] if is_split else [departures + arrivals]:
             result = sink.merge(create_source(SCHEMA, batch))
@@ -281,10 +286,10 @@ class TestKeysWithNull:
         assert result.num_unresolved_rows == 0
         # And back, where the value passes a key with NULL that the row leaves again in the same batch.
         there_and_back = [
-            (2, None, None, None, 20, "d", [], None, (4, None)),
-            (4, None, "D", None, 21, "u", ["b"], (2, None), None),
-            (4, None, None, None, 30, "d", [], None, (1, "p")),
-            (1, "p", "E", None, 31, "u", ["b"], (4, None), None),
+            (2, none, None, None, 20, "d", [], None, (4, none)),
+            (4, none, "D", None, 21, "u", ["b"], (2, none), None),
+            (4, none, None, None, 30, "d", [], None, (1, "p")),
+            (1, "p", "E", None, 31, "u", ["b"], (4, none), None),
         ]
         sink.merge(create_source(SCHEMA, there_and_back))
         assert (1, "p", "E", "b1") in [tuple(row) for row in read_rows(path, "id", "`Part 2`", "a", "b")]
