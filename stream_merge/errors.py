@@ -209,12 +209,12 @@ class QuarantineLimitError(StreamMergeError):
 class BatchIdRegressionError(StreamMergeError):
     """The batch id went backwards: the checkpoint was lost, reset or restored from an older copy."""
 
-    def __init__(self, app_id: str, batch_id: int, recorded: int) -> None:
+    def __init__(self, app_id: str, batch_id: int, recorded: int, holder: str = "the target") -> None:
         self.app_id = app_id
         self.batch_id = batch_id
         self.recorded = recorded
         super().__init__(
-            f"Batch {batch_id} of application {app_id!r} arrived, but the target holds "
+            f"Batch {batch_id} of application {app_id!r} arrived, but {holder} holds "
             f"{'another batch of this number' if recorded == batch_id else f'batch {recorded} of it already'}. "
             "Either another process runs with the same checkpoint, which must be stopped, or the checkpoint was lost, "
             "reset or restored from an older copy. So this batch may hold rows the table has never seen; skipping it "

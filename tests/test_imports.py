@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "stream_merge"
 LAYERS = (
-    ("metrics", "steps", "java", "packages", "clauses", "column_names"),
+    ("metrics", "steps", "java", "packages", "clauses", "column_names", "target_names"),
     ("errors", "sql", "widening"),
     ("plan", "row_json"),
     ("config",),

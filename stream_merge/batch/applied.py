@@ -7,29 +7,30 @@ import logging
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.jvm import JVM_ERRORS
 from stream_merge.bridge.merged_batches import MergedBatches
+from stream_merge.bridge.transaction import Transaction
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
 
-def last_applied(batch: MicroBatch, table_id: str) -> int | None:
+def last_applied(batch: MicroBatch, transaction: Transaction) -> int | None:
     """Return the last micro-batch that the table has got under the same application id, as far as that is known.
 
     A gap between that batch and this one is no sign of a loss: a function around the sink may skip micro-batches, and a
     router skips them for tables that have no rows in them.
     """
     app_id, of_table, batch_id = batch.caches.committed or ("", "", 0)
-    if batch.identity is not None and (app_id, of_table) == (batch.identity.app_id, table_id):
+    if batch.identity is not None and (app_id, of_table) == (batch.identity.app_id, transaction.table_id):
         return batch_id
-    noted = _notes_in_checkpoint(batch, table_id)
+    noted = _notes_in_checkpoint(batch, transaction)
     return noted.last() if noted is not None else None
 
 
-def remember_applied(batch: MicroBatch, table_id: str) -> None:
+def remember_applied(batch: MicroBatch, transaction: Transaction) -> None:
     """Remember that the table has the batch, in this process and in the checkpoint."""
     if batch.identity is None:
         return
-    batch.caches.committed = (batch.identity.app_id, table_id, batch.identity.batch_id)
-    notes = _notes_in_checkpoint(batch, table_id)
+    batch.caches.committed = (batch.identity.app_id, transaction.table_id, batch.identity.batch_id)
+    notes = _notes_in_checkpoint(batch, transaction)
     if notes is None:
         return
     try:
@@ -39,8 +40,9 @@ def remember_applied(batch: MicroBatch, table_id: str) -> None:
         logger.warning("%s: committed, but the checkpoint could not take a note of it", batch.name, exc_info=True)
 
 
-def _notes_in_checkpoint(batch: MicroBatch, table_id: str) -> MergedBatches | None:
+def _notes_in_checkpoint(batch: MicroBatch, transaction: Transaction) -> MergedBatches | None:
     """Return the checkpoint's notes, which are kept only where nothing but the user's word keeps other writers away."""
     if batch.identity is None or batch.query is None or not batch.config.single_writer:
         return None
-    return MergedBatches.of(batch.spark, batch.query.checkpoint, batch.identity.app_id, table_id)
+    app_id, table_id, root = batch.identity.app_id, transaction.table_id, transaction.table.root
+    return MergedBatches.of(batch.spark, batch.query.checkpoint, app_id, table_id, root)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stream_merge.batch.micro_batch import MicroBatch
+from stream_merge.batch.target import Target
 from stream_merge.bridge import sessions
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.merge.job import Staged
 from stream_merge.metrics import delta_name
 from stream_merge.steps import reached
+from stream_merge.table.calls import Call
 from stream_merge.table.exactly_once import Outcome, Retries, settle, until_settled
 
 
@@ -75,6 +78,7 @@ def retried_commit(
     Raises:
         CommitConflictError: Other writers came first too often, or once where the batch was computed from the target.
         CommitStateUnknownError: The commit failed, and the log cannot be read to see whether it landed.
+        MergedTwiceError: Another call of the same query has committed rows of this batch meanwhile.
         StreamMergeError: It failed.
     """
     counts: dict[str, int] = {}
@@ -111,7 +115,38 @@ def retried_commit(
         return outcome
 
     last, version = until_settled(first, commit=commit, settle=settled, again=again, retries=retries)
+    call = _call(batch, table, last.transaction.table_id)
+    if version is None and call is not None:
+        call.check_own()
     return Committed(last=last, version=version, counts=counts, retries=retries)
+
+
+@contextmanager
+def only_call(batch: MicroBatch, target: Target) -> Iterator[None]:
+    """Refuse a second call for the target in the micro-batch, for the block.
+
+    Raises:
+        MergedTwiceError: There is one already.
+    """
+    call = _call(batch, target.table, target.table_id)
+    if call is None:
+        yield
+        return
+    with call.only(is_applied=target.is_applied):
+        yield
+
+
+def _call(batch: MicroBatch, table: Table, table_id: str) -> Call | None:
+    """Return the call that merges a batch into a table; None if no query is known to run it."""
+    if batch.identity is None or batch.query is None:
+        return None
+    return Call(
+        target=batch.config.target,
+        root=table.root,
+        table_id=table_id,
+        identity=batch.identity,
+        run_id=batch.query.run_id,
+    )
 
 
 def _counted(batch: MicroBatch, attempt: Committable, num_attempts: int) -> dict[str, int]:

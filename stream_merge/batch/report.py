@@ -79,7 +79,7 @@ def report(
         clean_up: What follows the commit. A failure of it is no failure of the batch.
         maintain: Does what is due for the table, and returns fields of the result.
     """
-    remember_applied(batch, committed.last.transaction.table_id)
+    remember_applied(batch, committed.last.transaction)
     if batch.identity is not None and committed.version is None:
         return report_skipped(batch, "another process committed this batch", committed.retries)
     try:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from stream_merge.batch.applied import remember_applied
 from stream_merge.batch.attempts import checked_plan, first_attempt, next_attempt
 from stream_merge.batch.column_checks import check_columns
-from stream_merge.batch.commit import Committed, retried_commit
+from stream_merge.batch.commit import Committed, only_call, retried_commit
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.overwrite import overwrite
 from stream_merge.batch.report import report, report_merged, report_skipped
@@ -21,7 +21,6 @@ from stream_merge.merge.statement import checked_clauses
 from stream_merge.metrics import MergeResult
 from stream_merge.plan import MergePlan
 from stream_merge.steps import reached
-from stream_merge.table.exactly_once import called_once
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
@@ -38,9 +37,8 @@ def run(batch: MicroBatch) -> MergeResult:
         check_columns(batch.frame, batch.config)
         target = open_target(batch)
     reached("after_open")
-    run_id = batch.query.run_id if batch.query is not None else None
     try:
-        with called_once(batch.config.target, target.table_id, batch.identity, run_id):
+        with only_call(batch, target):
             return skip(batch, target) if target.is_applied else write(batch, target, clauses)
     except (UnresolvedColumnError, SchemaMismatchError):
         # Delta resolves names in the newest version, and a RESTORE since the version was opened takes columns away.
@@ -62,7 +60,7 @@ def write(batch: MicroBatch, target: Target, clauses: tuple[Clause, ...]) -> Mer
 
 def skip(batch: MicroBatch, target: Target) -> MergeResult:
     """Leave a batch out that the table holds already."""
-    remember_applied(batch, target.table_id)
+    remember_applied(batch, target.transaction)
     # A stateful query fails when the state that its batch would write is never written: Spark 4.2 checks it.
     batch.frame.write.format("noop").mode("overwrite").save()
     return report_skipped(batch, "the table holds this batch already")

@@ -385,17 +385,18 @@ def tell_schema_changes(name: str, changes: SchemaChanges, told: set[str]) -> No
 def needs_ntz(changes: SchemaChanges) -> bool:
     """Return whether the table gets a column of the type TIMESTAMP_NTZ, for which it needs a table feature."""
     kinds = [*(each.dataType for each in changes.added), *changes.widened.values()]
-    return any(_has_ntz(kind) for kind in kinds)
+    return any(has_ntz(kind) for kind in kinds)
 
 
-def _has_ntz(kind: DataType) -> bool:
+def has_ntz(kind: DataType) -> bool:
+    """Return whether a type is or has TIMESTAMP_NTZ."""
     match kind:
         case StructType():
-            return any(_has_ntz(each.dataType) for each in kind.fields)
+            return any(has_ntz(each.dataType) for each in kind.fields)
         case ArrayType():
-            return _has_ntz(kind.elementType)
+            return has_ntz(kind.elementType)
         case MapType():
-            return _has_ntz(kind.keyType) or _has_ntz(kind.valueType)
+            return has_ntz(kind.keyType) or has_ntz(kind.valueType)
         case _:
             return isinstance(kind, TimestampNTZType)
 

@@ -77,7 +77,7 @@ def open_target(batch: MicroBatch) -> Target:
         transaction=transaction,
         is_empty=is_created and transaction.version == 0,
         is_applied=batch.identity is not None
-        and batch.identity.is_applied(transaction, last_applied(batch, transaction.table_id)),
+        and batch.identity.is_applied(transaction, last_applied(batch, transaction)),
     )
 
 

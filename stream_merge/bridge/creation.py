@@ -18,7 +18,7 @@ from stream_merge.bridge.table import location, sql_name, table_exists
 
 _UNFIT = re.compile(r"[ ,;{}()\n\t=]")
 
-_COLUMN_MAPPING = "delta.columnMapping.mode"
+COLUMN_MAPPING = "delta.columnMapping.mode"
 
 _BEGUN = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
 """Delta's conditions for a table folder without a commit: another writer's first commit is on its way, or never
@@ -51,7 +51,7 @@ def create_table(
         builder = builder.partitionedBy(*partition_by)
     if cluster_by:
         builder = builder.clusterBy(*cluster_by)
-    mapping = {_COLUMN_MAPPING: "name"} if any(_UNFIT.search(name) for name in _names_in(like.schema)) else {}
+    mapping = {COLUMN_MAPPING: "name"} if needs_column_mapping(like.schema) else {}
     properties = {**mapping, **properties}
     for name, value in properties.items():
         builder = builder.property(name, value)
@@ -71,6 +71,11 @@ def create_table(
             writer = writer.partitionBy(*partition_by)
         if not _begin_log(spark, target, writer, cluster_by) and not table_exists(spark, target):
             raise failure from error
+
+
+def needs_column_mapping(schema: StructType) -> bool:
+    """Return whether a column has a name with characters that Parquet does not allow."""
+    return any(_UNFIT.search(name) for name in _names_in(schema))
 
 
 def _begin_log(spark: SparkSession, target: str, writer: DataFrameWriter, cluster_by: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -15,12 +15,13 @@ from pyspark.sql import SparkSession
 from stream_merge.bridge.call_sites import without_call_sites
 from stream_merge.bridge.sessions import active, job_description
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Outcomes(Generic[T]):
-    """The outcomes of tasks, by name.
+class Outcomes(Generic[K, T]):
+    """The outcomes of tasks, by the key of each task.
 
     Attributes:
         results: Returned values.
@@ -28,18 +29,18 @@ class Outcomes(Generic[T]):
         pending: Tasks that were not started.
     """
 
-    results: dict[str, T] = field(default_factory=dict)
-    failures: dict[str, Exception] = field(default_factory=dict)
-    pending: list[str] = field(default_factory=list)
+    results: dict[K, T] = field(default_factory=dict)
+    failures: dict[K, Exception] = field(default_factory=dict)
+    pending: list[K] = field(default_factory=list)
 
 
 def run_side_by_side(
     spark: SparkSession,
-    tasks: Mapping[str, Callable[[], T]],
+    tasks: Mapping[K, Callable[[], T]],
     *,
     max_parallel: int,
     may_begin: Callable[[], bool] = lambda: True,
-) -> Outcomes[T]:
+) -> Outcomes[K, T]:
     """Run the tasks in order, at most `max_parallel` at a time, and return when all started ones have ended.
 
     If one at a time is enough, the calling thread runs them. Otherwise new threads do, with the caller's local
@@ -47,7 +48,7 @@ def run_side_by_side(
 
     Args:
         spark: The session of the tasks.
-        tasks: The tasks, by name.
+        tasks: The tasks, each with a key of its own.
         max_parallel: The largest number of threads.
         may_begin: Called before each task; once it returns False, no other task starts.
     """
@@ -107,11 +108,11 @@ class BackgroundTask(Generic[T]):
         return self._results[0]
 
 
-class _Work(Generic[T]):
+class _Work(Generic[K, T]):
     """Tasks that several threads take from a queue."""
 
-    def __init__(self, tasks: Mapping[str, Callable[[], T]], may_begin: Callable[[], bool]) -> None:
-        self.outcomes: Outcomes[T] = Outcomes()
+    def __init__(self, tasks: Mapping[K, Callable[[], T]], may_begin: Callable[[], bool]) -> None:
+        self.outcomes: Outcomes[K, T] = Outcomes()
         self.waiting = deque(tasks)
         self._tasks = tasks
         self._may_begin = may_begin
@@ -121,13 +122,13 @@ class _Work(Generic[T]):
         """Run waiting tasks, one after the other."""
         while self.waiting and self._may_begin():
             try:
-                name = self.waiting.popleft()
+                key = self.waiting.popleft()
             except IndexError:  # another thread was faster
                 return
             try:
-                self.outcomes.results[name] = self._tasks[name]()
+                self.outcomes.results[key] = self._tasks[key]()
             except Exception as error:  # noqa: BLE001 - the caller raises it, with what else has failed
-                self.outcomes.failures[name] = error
+                self.outcomes.failures[key] = error
 
     def do_in_thread(self) -> None:
         """Run waiting tasks in a thread of their own."""

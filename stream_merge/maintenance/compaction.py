@@ -79,7 +79,7 @@ def compact(
     reached("compacting")
     added: list[dict[str, Any]] = []
     try:
-        tasks = {str(number): partial(_rewritten, transaction, files) for number, files in enumerate(_jobs(bins))}
+        tasks = {number: partial(_rewritten, transaction, files) for number, files in enumerate(_jobs(bins))}
         # As Delta's OPTIMIZE: each takes one task, and leaves the other cores alone.
         outcomes = run_side_by_side(transaction.table.spark, tasks, max_parallel=max_parallel)
         added = [add for number in tasks for add in outcomes.results.get(number, ())]

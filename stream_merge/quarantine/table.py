@@ -23,6 +23,7 @@ from stream_merge.bridge.table import (
     present_or_future_table,
     sql_name,
     table_exists,
+    table_root,
 )
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import RESERVED_PREFIX
@@ -257,10 +258,13 @@ class Quarantine:
         assert self.identity is not None
         spark = described.sparkSession
         present = spark.read.table(sql_name(spark, self.table)).where(
-            (F.col("batch_id") == self.identity.batch_id)
-            & (F.col("app_id") == self.identity.app_id)
-            & (F.col("target") == self.config.target)
+            (F.col("batch_id") == self.identity.batch_id) & (F.col("app_id") == self.identity.app_id)
         )
+        # The target may have been spelled otherwise when the batch was begun.
+        targets = [row["target"] for row in present.select("target").distinct().collect()]
+        root = self.transaction.table.root
+        own = [name for name in targets if name == self.config.target or table_root(spark, name) == root]
+        present = present.where(F.col("target").isin(own))
         order = Window.partitionBy(*_IDENTITY).orderBy("reason")
         mine, theirs = (frame.withColumn(_NUMBER, F.row_number().over(order)) for frame in (described, present))
         mine, theirs = mine.alias("mine"), theirs.alias("theirs")

@@ -104,12 +104,14 @@ class Parking:
             The result of the merge; None if the records are parked, or if there are none.
 
         Raises:
+            BatchIdRegressionError: The micro-batch is behind what is parked for the table.
             StreamMergeError: The records are neither merged nor parked.
         """
         owner = self._owner(route.sink)
         at_rest = self.at_rest.get(owner)
         if at_rest is not None:
-            merged = self._caught_up(route, at_rest) if at_rest.is_due else {}
+            at_rest.check_not_behind(self.batch_id, self._planned_ms)
+            merged = self._caught_up(at_rest) if at_rest.is_due else {}
             if self.at_rest.get(owner) is not None:
                 self._park(route, owner, None)
                 return None
@@ -126,23 +128,27 @@ class Parking:
             self._park(route, owner, error)
             return None
 
+    @property
+    def _planned_ms(self) -> int | None:
+        return self.query.planned_ms if self.query is not None else None
+
     def _owner(self, sink: MergeSink) -> Owner:
         identity = batch_identity(sink.config, self.query, self.batch_id)
-        return Owner(identity.app_id, sink.config.target)
+        return self.at_rest.owner_of(identity.app_id, sink.config.target)
 
     def _park(self, route: Route, owner: Owner, error: Exception | None) -> None:
         if not route.num_rows:
             return
         batch = ParkedBatch(
             batch_id=self.batch_id,
-            planned_ms=self.query.planned_ms if self.query is not None else None,
+            planned_ms=self._planned_ms,
             sources=route.names,
             columns=record_columns(self.rows),
             num_rows=route.num_rows,
         )
         self.at_rest.park(owner, batch, self.rows.where(F.col(SOURCE_NAME).isin(*route.names)), route.sink, error)
 
-    def _caught_up(self, route: Route, at_rest: TableAtRest) -> dict[int, MergeResult | None]:
+    def _caught_up(self, at_rest: TableAtRest) -> dict[int, MergeResult | None]:
         """Merge what is parked for a table, the oldest first, as far as there is time; return what the table has now.
 
         What was merged before a failure stays merged.
@@ -152,7 +158,7 @@ class Parking:
             last = self._last_unparked(at_rest.owner)
             for batch in self._begun(at_rest):
                 is_there = batch.batch_id <= last
-                merged[batch.batch_id] = None if is_there else self._merge_one(route.sink, at_rest.owner, batch)
+                merged[batch.batch_id] = None if is_there else self._merge_one(at_rest.owner, batch)
         except Exception as error:
             if not may_park(error, self.query):
                 raise
@@ -183,12 +189,20 @@ class Parking:
             raise translate(error) from error
         return -1 if last is None else last
 
-    def _merge_one(self, sink: MergeSink, owner: Owner, batch: ParkedBatch) -> MergeResult | None:
-        strange = [source for source in batch.sources if self.sinks.get(source) is not sink]
+    def _merge_one(self, owner: Owner, batch: ParkedBatch) -> MergeResult | None:
+        """Merge the records of one micro-batch by the sink of their sources, as it would have been merged then."""
+        sinks = {source: self.sinks.get(source) for source in batch.sources}
+        strange = [source for source, sink in sinks.items() if sink is None or self._owner(sink) != owner]
         if strange:
             raise ParkingError(
                 f"{owner.target}: records of {', '.join(strange)} are parked for it, which its sink does not take any "
                 "more. Let it take them until they are merged, or delete them from the parking table"
+            )
+        sink, *others = {id(sink): sink for sink in sinks.values() if sink is not None}.values()
+        if others:
+            raise ParkingError(
+                f"{owner.target}: records of {', '.join(batch.sources)} are parked for it together, which have "
+                "different sinks by now. Give sources of one table the same sink object"
             )
         rows = self.prepared(sink, batch.sources, self.at_rest.table.rows(owner, batch))
         if rows is None:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import count
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType, TimestampType
 
-from stream_merge.bridge.creation import create_table
-from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.batch.alterations import NTZ_FEATURE
+from stream_merge.batch.schema_changes import has_ntz
+from stream_merge.bridge.creation import COLUMN_MAPPING, create_table, needs_column_mapping
+from stream_merge.bridge.jvm import JVM_ERRORS, conflict_name, translate
 from stream_merge.bridge.operations import manual_operation
 from stream_merge.bridge.table import Table, future_table, location, open_table, sql_name, table_exists
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
-from stream_merge.errors import ParkingError
+from stream_merge.errors import ParkingError, TargetNotFoundError
 from stream_merge.sql import quote
 from stream_merge.steps import reached
-from stream_merge.table.exactly_once import BatchIdentity, Retries, settle, until_settled
+from stream_merge.table.exactly_once import BatchIdentity, Retries, back_off, settle, until_settled
+from stream_merge.table.features import writer_features
 from stream_merge.table.log_stores import check_log_store
 
 SOURCE_NAME = f"{RESERVED_PREFIX}source_name"
@@ -184,7 +188,9 @@ class ParkingTable:
         """
         # As in the targets, the time of planning tells a replay from another micro-batch of the same number.
         app_id = f"{owner.app_id}/parking/{owner.key}"
-        identity = BatchIdentity(app_id=app_id, batch_id=batch.batch_id, planned_ms=batch.planned_ms)
+        of_any = BatchIdentity(app_id=app_id, batch_id=batch.batch_id, planned_ms=batch.planned_ms)
+        table_id = self._table_id(owner.target)
+        identity = of_any if table_id is None else replace(of_any, app_id=f"{app_id}/{table_id}")
 
         def stage() -> _Staged | None:
             transaction = self._begin(rows, config)
@@ -196,7 +202,8 @@ class ParkingTable:
         def commit(staged: _Staged) -> int | None:
             reached("parking")
             changes = CommitActions(new_files=[staged.files])
-            return staged.transaction.commit(identity.set_transactions(), changes, manual_operation(self.spark))
+            recorded = of_any.set_transactions() | identity.set_transactions()
+            return staged.transaction.commit(recorded, changes, manual_operation(self.spark))
 
         def again(staged: _Staged) -> _Staged | None:
             staged.transaction.delete_new_files(staged.files)
@@ -246,16 +253,46 @@ class ParkingTable:
             self._create(rows, config)
         table = open_table(self.spark, self.name)
         self._check_writers(table, config)
-        transaction = table.begin()
-        self._check_columns(transaction)
         schema = _schema(rows)
-        if not self._lacks_columns(transaction.struct_type, schema):
-            return transaction
+        for attempt in count():
+            transaction = table.begin()
+            self._check_columns(transaction)
+            if not self._lacks_columns(transaction.struct_type, schema):
+                return transaction
+            try:
+                self._add_columns(table, transaction, schema)
+            except JVM_ERRORS as error:
+                # Mostly another table that is at rest has got the same columns.
+                if conflict_name(error) is None or attempt >= config.max_commit_retries:
+                    raise
+                back_off(attempt)
+        raise AssertionError
+
+    def _add_columns(self, table: Table, transaction: Transaction, schema: StructType) -> None:
+        """Give the table the columns of a schema, and first the features that these need."""
+        properties = {}
+        if has_ntz(schema) and NTZ_FEATURE not in writer_features(transaction.protocol):
+            properties[f"delta.feature.{NTZ_FEATURE}"] = "supported"
+        if needs_column_mapping(schema) and COLUMN_MAPPING not in transaction.properties:
+            properties[COLUMN_MAPPING] = "name"
+        if properties:
+            table.set_properties(properties)
         like = self.spark.createDataFrame([], schema)
         writer = like.write.format("delta").mode("append").option("mergeSchema", "true")
         path = location(self.spark, self.name)
         writer.saveAsTable(self.name) if path is None else writer.save(path)
-        return table.begin()
+
+    def _table_id(self, target: str) -> str | None:
+        """Return Delta's id of a target; None if it is missing, or if its log cannot be read.
+
+        A target that is created anew has another one: what was parked for the former one says nothing of it.
+        """
+        try:
+            return open_table(self.spark, target).begin().table_id
+        except TargetNotFoundError:
+            return None
+        except JVM_ERRORS:
+            return None
 
     def _create(self, rows: DataFrame, config: SinkConfig) -> None:
         future = future_table(self.spark, self.name)

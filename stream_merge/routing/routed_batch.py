@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -46,6 +46,7 @@ class RouterState:
         sessions: The sessions that execute the merges.
         checked_runs: By query id, the run in which the tables without rows were checked.
         at_rest: By query id, the tables at rest.
+        quarantine_roots: The folders of quarantines, by path or name.
     """
 
     lock: Any = field(default_factory=RLock)
@@ -53,6 +54,7 @@ class RouterState:
     sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
     checked_runs: dict[str, str] = field(default_factory=dict)
     at_rest: dict[str, TablesAtRest] = field(default_factory=dict)
+    quarantine_roots: dict[str, str] = field(default_factory=dict)
 
 
 def run_routed_batch(
@@ -179,9 +181,10 @@ class RoutedBatch:
                 table = ParkingTable(self.spark, self.config.parking)
                 with sessions.job_description(self.spark, f"{self.name}: read {table.name}"):
                     at_rest = self.state.at_rest[query_id] = TablesAtRest(table, run_id, table.read())
+                # Only the sink of a source may tell under which application id its records were parked.
+                at_rest.app_ids |= self._app_ids(map(self._sink_if_any, sorted(at_rest.sources)))
             named = self.config.sinks.values() if isinstance(self.config.sinks, Mapping) else ()
-            known = [sink.config.app_id for sink in (*found.values(), *named) if sink is not None]
-            at_rest.app_ids |= {app_id for app_id in (query_id, *known) if app_id}
+            at_rest.app_ids |= {query_id, *self._app_ids([*found.values(), *named])}
             parked = {source for table in at_rest.own for source in table.sources} - found.keys()
             found = {**found, **{name: self._sink_if_any(name) for name in sorted(parked)}}
         return Parking(
@@ -193,6 +196,10 @@ class RoutedBatch:
             batch_id=self.batch_id,
             prepared=self._prepared,
         )
+
+    @staticmethod
+    def _app_ids(sinks: Iterable[MergeSink | None]) -> set[str]:
+        return {sink.config.app_id for sink in sinks if sink is not None and sink.config.app_id}
 
     def _sink_if_any(self, name: str) -> MergeSink | None:
         """Return the sink of a source whose records were parked; what it leads to by now is no fault of this batch."""
@@ -248,8 +255,23 @@ class RoutedBatch:
                 )
             if self.batch_id is None and route.num_rows and self._reads(config.target):
                 faults.append(f"{route.name}: the frame reads {config.target}; merge it with that table's own sink")
+        for route in routes:
+            quarantine = route.sink.config.quarantine
+            taken = None if quarantine is None else owners.get(self._quarantine_root(quarantine))
+            if taken is not None:
+                faults.append(
+                    f"{route.name}: the quarantine {quarantine} is the target of {taken.name}, too; "
+                    "it needs a table of its own"
+                )
         if faults:
             raise ConfigError(faults)
+
+    def _quarantine_root(self, quarantine: str) -> str:
+        """Return the folder of a quarantine; each is looked at once."""
+        with self.state.lock:
+            if quarantine not in self.state.quarantine_roots:
+                self.state.quarantine_roots[quarantine] = self._root(quarantine)
+            return self.state.quarantine_roots[quarantine]
 
     def _root(self, target: str) -> str:
         try:
@@ -285,10 +307,10 @@ class RoutedBatch:
         outcomes = self._side_by_side({route: partial(check, route) for route in idle})
         if self.config.parking is not None:
             # What else is wrong with a table without rows is no matter before it has some.
-            broken = {name: error for name, error in outcomes.failures.items() if may_park(error, self.query)}
-            outcomes.failures = {n: error for n, error in outcomes.failures.items() if n not in broken}
-            for name, error in broken.items():
-                logger.warning("%s: the table of %s cannot be looked at: %s", self.name, name, error)
+            broken = {route: error for route, error in outcomes.failures.items() if may_park(error, self.query)}
+            outcomes.failures = {route: error for route, error in outcomes.failures.items() if route not in broken}
+            for route, error in broken.items():
+                logger.warning("%s: the table of %s cannot be looked at: %s", self.name, route.name, error)
         self._raise_failures(idle, replace(outcomes, results={}))
 
     def _merging(self, route: Route, parking: Parking | None) -> Callable[[], MergeResult | None]:
@@ -323,34 +345,34 @@ class RoutedBatch:
         except JVM_ERRORS as error:
             raise translate(error) from error
 
-    def _side_by_side(self, tasks: Mapping[Route, Callable[[], Any]]) -> Outcomes[Any]:
+    def _side_by_side(self, tasks: Mapping[Route, Callable[[], Any]]) -> Outcomes[Route, Any]:
         query = self.query
         return run_side_by_side(
             self.spark,
-            {route.name: task for route, task in tasks.items()},
+            tasks,
             max_parallel=self.config.max_parallel,
             may_begin=lambda: query is None or query.is_active,
         )
 
-    def _raise_failures(self, routes: Sequence[Route], outcomes: Outcomes[Any]) -> None:
+    def _raise_failures(self, routes: Sequence[Route], outcomes: Outcomes[Route, Any]) -> None:
         failures = outcomes.failures
         if not failures and not outcomes.pending:
             return
         for route in routes:
-            if route.name in failures:
-                logger.error("%s: %s failed", self.name, route.described, exc_info=failures[route.name])
+            if route in failures:
+                logger.error("%s: %s failed", self.name, route.described, exc_info=failures[route])
         raise RouterError(
             self.name,
-            {name: failures[route.name] for route in routes if route.name in failures for name in route.names},
-            [f"{r.described}: {type(error).__name__}: {error}" for r in routes if (error := failures.get(r.name))],
-            pending=[name for route in routes if route.name in outcomes.pending for name in route.names],
+            {name: failures[route] for route in routes if route in failures for name in route.names},
+            [f"{r.described}: {type(error).__name__}: {error}" for r in routes if (error := failures.get(r))],
+            pending=[name for route in routes if route in outcomes.pending for name in route.names],
             results=self._by_source(routes, outcomes.results),
         ) from next(iter(failures.values()), None)
 
-    def _by_source(self, routes: Sequence[Route], results: Mapping[str, MergeResult | None]) -> dict[str, MergeResult]:
-        found = {
-            name: result for route in routes if (result := results.get(route.name)) is not None for name in route.names
-        }
+    def _by_source(
+        self, routes: Sequence[Route], results: Mapping[Route, MergeResult | None]
+    ) -> dict[str, MergeResult]:
+        found = {name: result for route in routes if (result := results.get(route)) is not None for name in route.names}
         return dict(sorted(found.items()))
 
 

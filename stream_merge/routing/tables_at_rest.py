@@ -10,10 +10,11 @@ from datetime import datetime, timedelta, timezone
 from threading import RLock
 from typing import Any
 
-from stream_merge.errors import StreamMergeError
+from stream_merge.errors import BatchIdRegressionError, StreamMergeError
 from stream_merge.metrics import ParkedTable
 from stream_merge.routing.parking_table import Owner, Parked, ParkedBatch, ParkingTable
 from stream_merge.sink import MergeSink
+from stream_merge.target_names import table_key
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
@@ -62,6 +63,23 @@ class TableAtRest:
         self.due, waits = time.monotonic() + self.delay, self.delay
         self.delay = min(LONGEST_DELAY, 2 * self.delay)
         return waits
+
+    def check_not_behind(self, batch_id: int, planned_ms: int | None) -> None:
+        """Refuse a micro-batch that is behind what is parked, or another one of the number of a parked one.
+
+        Args:
+            batch_id: Its number.
+            planned_ms: When the query planned it, in milliseconds since the epoch; None if unknown.
+
+        Raises:
+            BatchIdRegressionError: It would be taken for a replay, and its records would be lost.
+        """
+        batches = dict(self.batches)
+        last, parked = max(batches, default=-1), batches.get(batch_id)
+        times = () if parked is None else (planned_ms, parked.planned_ms)
+        is_another = None not in times and len(set(times)) > 1
+        if last > batch_id or is_another:
+            raise BatchIdRegressionError(self.owner.app_id, batch_id, last, f"what is parked for {self.owner.target}")
 
     def recovered(self) -> None:
         """Take note that the table can be merged again, though something may still be parked for it.
@@ -115,6 +133,17 @@ class TablesAtRest:
     def get(self, owner: Owner) -> TableAtRest | None:
         """Return a table if it is at rest."""
         return self._tables.get(owner)
+
+    def owner_of(self, app_id: str, target: str) -> Owner:
+        """Return a table, as it was spelled when it went to rest."""
+        key = table_key(target)
+        same = (each for each in list(self._tables) if each.app_id == app_id and table_key(each.target) == key)
+        return next(same, Owner(app_id, target))
+
+    @property
+    def sources(self) -> set[str]:
+        """The sources of all that is parked, by this query and by others."""
+        return {source for table in list(self._tables.values()) for source in table.sources}
 
     @property
     def own(self) -> list[TableAtRest]:
@@ -200,8 +229,9 @@ class TablesAtRest:
 
 def sink_of(table: TableAtRest, sinks: Mapping[str, MergeSink | None]) -> MergeSink | None:
     """Return the sink of a table at rest, found by the sources of what is parked; None if none has it as its target."""
+    key = table_key(table.owner.target)
     found = [sinks.get(source) for source in table.sources]
-    return next((sink for sink in found if sink is not None and sink.config.target == table.owner.target), None)
+    return next((sink for sink in found if sink is not None and table_key(sink.config.target) == key), None)
 
 
 def describe(error: Exception) -> str:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,7 +17,6 @@ from stream_merge.errors import (
     CommitConflictError,
     CommitLostError,
     CommitStateUnknownError,
-    MergedTwiceError,
     ParkingError,
     UnsupportedTableError,
 )
@@ -105,7 +101,7 @@ class BatchIdentity:
                 "parked is older than what the table has. Merge it by hand if a sequence decides the order of changes, "
                 "or if their order does not matter, and delete it from the parking table"
             )
-        raise BatchIdRegressionError(self.app_id, self.batch_id, last)
+        raise BatchIdRegressionError(self.app_id, self.batch_id, last, transaction.table.name)
 
     def _check_retention(self, transaction: Transaction) -> None:
         """Refuse a batch that was planned longer ago than the table keeps its records.
@@ -133,51 +129,6 @@ def last_unparked(transaction: Transaction, app_id: str) -> int | None:
 
 def _parked_app_id(app_id: str) -> str:
     return f"{app_id}/parked"
-
-
-_MAX_CALLS = 10_000
-_lock = threading.Lock()
-_calls: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
-"""Maps application id and table to the query's run and the last micro-batch for which it called a sink, in this
-process."""
-
-
-@contextmanager
-def called_once(target: str, table_id: str, identity: BatchIdentity | None, run_id: str | None) -> Iterator[None]:
-    """Refuse a second call for a table in one micro-batch: its rows would be taken for a replay and lost.
-
-    A replay comes in another run of the query. A call that raised does not count, so it may be repeated.
-
-    Args:
-        target: The table's name in messages.
-        table_id: Delta's id of the table.
-        identity: The ids under which the batch is recorded; None outside a stream.
-        run_id: The run of the query; None if no query is known.
-
-    Raises:
-        MergedTwiceError: Another call for the table has ended in this micro-batch.
-    """
-    if identity is None or run_id is None:
-        yield
-        return
-    key, call = (identity.app_id, table_id), (run_id, identity.batch_id)
-    with _lock:
-        is_second = _calls.get(key) == call
-    if is_second:
-        raise MergedTwiceError(
-            [
-                f"{target}: batch {identity.batch_id} is merged a second time by the same query. The table records one "
-                "merge for each batch and app_id, so it would skip the rows of this call as a replay. Give each sink "
-                "of the table an app_id of its own, which must never change, or put the rows of both calls into one "
-                "frame"
-            ]
-        )
-    yield
-    with _lock:
-        _calls[key] = call
-        _calls.move_to_end(key)
-        while len(_calls) > _MAX_CALLS:
-            _calls.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,7 +270,7 @@ def test_a_table_that_failed_is_told_by_the_command_alone(capsys):
     from stream_merge.routing.routed_batch import Outcomes, Route, RoutedBatch
 
     route = Route(sink=merge_sink("./lake/orders", keys=["id"]), names=("orders",), num_rows=1)
-    failed = Outcomes(results={}, failures={"orders": ValueError("no")}, pending=())
+    failed = Outcomes(results={}, failures={route: ValueError("no")}, pending=())
     batch = RoutedBatch(config=None, state=None, received=None, rows=None, query=None, batch_id=3, finished={})
     for level in (LogLevel.INFO, LogLevel.DEBUG):
         configure_logging(level, Secrets())

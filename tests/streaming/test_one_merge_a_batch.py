@@ -4,10 +4,12 @@ too."""
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark import inheritable_thread_target
 
 from stream_merge import merge_sink
 from tests.spark.delta_log import latest_version
@@ -102,3 +104,24 @@ def test_a_replay_that_the_table_may_have_forgotten_is_refused(
     error = run_to_failure(changes.stream(spark), counting_sink(target), checkpoint)
     assert "delta.setTransactionRetentionDuration" in error
     assert rows(spark, target) == count(*BATCHES)
+
+
+def test_two_calls_at_the_same_time_are_refused(
+    spark: SparkSession, changes: ChangeFiles, checkpoint: Path, target: str
+):
+    """As one calls them to merge side by side without a router: the second may begin before the first ends."""
+    changes.add(*BATCHES)
+    sinks = [counting_sink(target), counting_sink(target)]
+
+    def merge_both(frame, batch_id):
+        with ThreadPoolExecutor(2) as threads:
+            calls = [
+                threads.submit(inheritable_thread_target(frame.sparkSession)(lambda s=sink: s(frame, batch_id)))
+                for sink in sinks
+            ]
+        for call in calls:
+            call.result()
+
+    error = run_to_failure(changes.stream(spark), merge_both, checkpoint)
+    assert "batch 0 is merged a second time by the same query" in error
+    assert rows(spark, target) == count(BATCHES[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -583,3 +584,56 @@ def test_tables_that_wait_when_the_query_is_stopped_are_left_to_its_next_run(
 
     run(changes.stream(spark), merge_router(counting_sinks(tables), prepare=without_topic), checkpoint)
     assert contents(spark, tables) == {name: [(1, 1)] for name in TABLES}
+
+
+def test_sources_whose_names_look_like_those_of_others(spark: SparkSession, tables, create_source):
+    """Two of them share a table, and a third one has the name that both have together in messages."""
+    shared = counting_sink(tables["orders"], app_id="shop")
+    other = counting_sink(tables["items"], app_id="shop")
+    router = merge_router({"a": shared, "b": shared, "a, b": other}, prepare=without_topic)
+    router(create_source(ROUTED, [("a", 1, 1), ("b", 2, 2), ("a, b", 3, 3)]), 0)
+    assert contents(spark, tables) == {"orders": [(1, 1), (2, 2)], "items": [(3, 3)], "carts": []}
+
+
+def test_the_table_of_one_sink_cannot_be_the_quarantine_of_another(spark: SparkSession, tables, create_source):
+    orders = Path(tables["orders"])
+    spelled = f"{orders.parent}/x/../{orders.name}"
+    sinks = {
+        "orders": counting_sink(str(orders), app_id="shop"),
+        "items": counting_sink(tables["items"], app_id="shop", quarantine=spelled, expect={"some": "n > 0"}),
+    }
+    router = merge_router(sinks, prepare=without_topic)
+    with pytest.raises(ConfigError, match=f"items: the quarantine {spelled} is the target of orders, too"):
+        router(create_source(ROUTED, [("items", 1, -1)]), 0)
+    assert contents(spark, tables) == {"orders": [], "items": [], "carts": []}
+
+
+@pytest.mark.parametrize("max_parallel", [1, 4])
+def test_two_spellings_of_one_table_that_only_the_disk_knows(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path, tmp_path: Path, max_parallel: int
+):
+    """Neither is the same folder to Hadoop. The rows of one of them would be taken for those of a replay."""
+    link = tmp_path / "link"
+    link.symlink_to(tables["orders"])
+    sinks = {"orders": counting_sink(tables["orders"]), "items": counting_sink(str(link))}
+    router = merge_router(sinks, prepare=without_topic, max_parallel=max_parallel)
+    changes.add([("orders", 1, 1), ("items", 2, 2)])
+    for _ in range(2):
+        error = run_to_failure(changes.stream(spark), router, checkpoint)
+        assert "MergedTwiceError" in error
+    assert len(rows(spark, tables["orders"])) == 1
+
+
+@pytest.mark.parametrize("single_writer", [False, True])
+def test_a_table_and_a_copy_of_its_folder(
+    spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path, tmp_path: Path, single_writer: bool
+):
+    """Both have the same id in Delta's log, and are two tables all the same."""
+    shutil.copytree(tables["orders"], tmp_path / "copy")
+    both = {"orders": tables["orders"], "items": str(tmp_path / "copy")}
+    changes.add([("orders", 1, 1), ("items", 2, 2)], [("items", 2, 20)], [("orders", 1, 10)])
+    for number, max_parallel in enumerate((1, 4)):
+        sinks = counting_sinks(both, single_writer=single_writer)
+        run(changes.stream(spark), merge_router(sinks, prepare=without_topic, max_parallel=max_parallel), checkpoint)
+        assert contents(spark, both) == {"orders": [(1, 11 + 2 * number)], "items": [(2, 22 + 4 * number)]}
+        changes.add([("orders", 1, 2), ("items", 2, 4)])

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from stream_merge.cli.compare.database import TableName
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import PATTERN_PREFIX, KafkaSource, Pipeline
 from stream_merge.cli.query.tables import FoundTable, find_table, is_single
 from stream_merge.cli.query.topics import seen_topics
+from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from stream_merge.cli.file.pipeline import (
     TableSettings,
 )
 from stream_merge.cli.file.positions import Location
+from stream_merge.target_names import table_key
 
 Found: TypeAlias = Iterator[tuple[Location, str]]
 
@@ -82,11 +82,6 @@ def ddl_names(ddl: str) -> list[str]:
     """Return the column names of a DDL text, as far as they show without Spark's parser."""
     matches = [_DDL_NAME.match(column) for column in _split_columns(ddl)]
     return [match[2] or match[1].replace("``", "`") for match in matches if match]
-
-
-def table_key(target: str) -> str:
-    """Return the same text for all spellings of one table's path or name."""
-    return posixpath.normpath(target.strip()) if "/" in target else target.strip().lower()
 
 
 def _model(model: type[Model], value: object) -> Model | None:

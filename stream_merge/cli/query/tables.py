@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stream_merge import MergeResult, MergeRouter, MergeSink, merge_router, merge_sink
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.durations import parse_duration
-from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import PATTERN_PREFIX, DeltaSource, KafkaSource, Pipeline, TableSettings
 from stream_merge.cli.query.registry import record_decoder
 from stream_merge.cli.query.sources import CORRUPT_RECORD, keeps_corrupt_records
 from stream_merge.errors import ConfigError
+from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -20,7 +20,6 @@ from stream_merge.batch.learning import completed
 from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.table import sql_name, table_exists
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import FilesSource, KafkaSource, Pipeline
 from stream_merge.cli.query.failures import describe
 from stream_merge.cli.query.registry import record_decoder
@@ -39,6 +38,7 @@ from stream_merge.cli.query.topics import refuse, seen_topics, watched_topics
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.sink import MergeSink
 from stream_merge.sql import quote
+from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

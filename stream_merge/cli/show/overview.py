@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import KafkaSource, Pipeline
 from stream_merge.cli.query.tables import is_filled_by_name, known_tables
 from stream_merge.cli.query.topics import seen_topics
 from stream_merge.cli.show.parked import AtRest, read_at_rest
 from stream_merge.cli.show.quarantined import QuarantinedRows, read_quarantined
 from stream_merge.cli.show.status import Status, StatusError, read_status
+from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.file.pipeline import Pipeline
 from stream_merge.cli.query.failures import MAX_LENGTH
 from stream_merge.cli.query.tables import find_table
 from stream_merge.cli.show.formats import duration, plural, utc
 from stream_merge.errors import StreamMergeError
 from stream_merge.metrics import ParkedTable
+from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

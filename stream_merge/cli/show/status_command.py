@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 
 from stream_merge.cli.errors import ExitCode
-from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.show.overview import AskedTable, Overview, asked_table, asked_tables, read_overview, read_table
 from stream_merge.cli.show.overview_view import render_overview
 from stream_merge.cli.show.page import render
@@ -23,6 +22,7 @@ from stream_merge.cli.show.status_facts import NUM_COMMITS
 from stream_merge.cli.show.status_page import check_page_file, status_page, write_page
 from stream_merge.cli.show.status_view import render_status
 from stream_merge.cli.show.watch import watch
+from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

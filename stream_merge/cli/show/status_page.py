@@ -6,7 +6,6 @@ from pathlib import Path
 from secrets import token_hex
 
 from stream_merge.cli.errors import ExitCode
-from stream_merge.cli.file.option_checks import table_key
 from stream_merge.cli.show.commits import Commit
 from stream_merge.cli.show.formats import UNKNOWN, or_dash, percent, plural, rate, span, utc
 from stream_merge.cli.show.overview import Overview, TableState
@@ -26,6 +25,7 @@ from stream_merge.cli.show.status_facts import (
     table_facts,
 )
 from stream_merge.metrics import ParkedTable
+from stream_merge.target_names import table_key
 
 NOT_RUNNING = "by the running pipeline"
 """What a page that reads tables knows of the next attempt."""
