@@ -14,7 +14,7 @@ from stream_merge.bridge.jvm import (
     conflict_name,
     translate,
 )
-from stream_merge.bridge.table import location, sql_name, table_exists
+from stream_merge.bridge.table import catalog_name, location, sql_name, table_exists
 
 _UNFIT = re.compile(r"[ ,;{}()\n\t=]")
 
@@ -46,7 +46,7 @@ def create_table(
 
     builder = DeltaTable.createIfNotExists(spark).addColumns(like.schema)
     path = location(spark, target)
-    builder = builder.tableName(target) if path is None else builder.location(path)
+    builder = builder.tableName(catalog_name(spark, target)) if path is None else builder.location(path)
     if partition_by:
         builder = builder.partitionedBy(*partition_by)
     if cluster_by:

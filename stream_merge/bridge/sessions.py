@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ from pyspark.sql.types import DoubleType, FloatType
 from stream_merge.bridge.jvm import java_class, option, optional, scala_object, seq
 from stream_merge.errors import ConnectNotSupportedError
 
+logger: logging.Logger = logging.getLogger("stream_merge")
+
 ADAPTIVE = "spark.sql.adaptive.enabled"
 _COALESCE_CACHED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 _COMPRESS_CACHED = "spark.sql.inMemoryColumnarStorage.compressed"
@@ -30,6 +33,12 @@ _MAX_SNAPSHOT_PARTITIONS = 50
 _MAX_CLONES = 16
 _PLAN_TEXTS = "spark.sql.ui.explainMode"
 _TIMESTAMPS_WRITTEN = "spark.sql.parquet.outputTimestampType"
+_UNREADABLE_FILES = {"spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles"}
+_FIXED = {
+    **dict.fromkeys(_UNREADABLE_FILES, "false"),
+    "spark.sql.retainGroupColumns": "true",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+}
 _TRANSACTION_IDS = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
 
@@ -104,25 +113,40 @@ class ExecutionSessions:
       stateful ones later), where every shuffle of the merge would run the default 200 tasks.
     - There is no transaction id for Delta's own writes. Delta would skip the second of a batch: to the quarantine, say.
     - Timestamps are not written in milliseconds, since the rows would be older than their changes.
+    - Files that cannot be read are no empty files: rows that are not found would be inserted once more.
+    - Grouping keeps the columns by which it groups, and a name in backticks is no regular expression.
     """
 
     _made: dict[str, tuple[int, SparkSession]] = field(default_factory=dict)
 
     def session_for(self, spark: SparkSession) -> SparkSession:
         """Return the session in which to execute frames of this session, with the settings that it has now."""
-        unset = [name for name in _TRANSACTION_IDS if spark.conf.get(name, None) is not None]
-        settings = {} if spark.conf.get(ADAPTIVE) == "true" else _ADAPTIVE_CACHE
-        if spark.conf.get(_TIMESTAMPS_WRITTEN) == "TIMESTAMP_MILLIS":
-            settings = settings | {_TIMESTAMPS_WRITTEN: "TIMESTAMP_MICROS"}
-        if not unset and not settings:
-            return spark
         key, fingerprint = session_id(spark), settings_fingerprint(spark)
         if key not in self._made or self._made[key][0] != fingerprint:
             self._made.clear()
-            self._made[key] = (fingerprint, _clone(spark, settings))
-            for name in unset:
-                self._made[key][1].conf.unset(name)
+            self._made[key] = (fingerprint, _execution_session(spark))
         return self._made[key][1]
+
+
+def _execution_session(spark: SparkSession) -> SparkSession:
+    settings = {} if spark.conf.get(ADAPTIVE) == "true" else {**_ADAPTIVE_CACHE}
+    if spark.conf.get(_TIMESTAMPS_WRITTEN) == "TIMESTAMP_MILLIS":
+        settings[_TIMESTAMPS_WRITTEN] = "TIMESTAMP_MICROS"
+    settings |= {name: value for name, value in _FIXED.items() if spark.conf.get(name, value) != value}
+    unset = [name for name in _TRANSACTION_IDS if spark.conf.get(name, None) is not None]
+    if not unset and not settings:
+        return spark
+    for name in _UNREADABLE_FILES & settings.keys():
+        logger.warning(
+            "%s does not count in a merge: rows in files that cannot be read would be inserted once more. If the "
+            "source needs it, give it to the source's reader as the option %s",
+            name,
+            name.rpartition(".")[2],
+        )
+    clone = _clone(spark, settings)
+    for name in unset:
+        clone.conf.unset(name)
+    return clone
 
 
 @contextmanager

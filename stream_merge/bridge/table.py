@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge.bridge.jvm import (
     JVM_ERRORS,
+    items,
     java_class,
     lines_to_python,
     option,
@@ -21,9 +22,11 @@ from stream_merge.bridge.jvm import (
     translate,
 )
 from stream_merge.bridge.transaction import Transaction
-from stream_merge.errors import TargetNotFoundError
+from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
+from stream_merge.sql import quote
 
 _PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`")
+_SESSION_CATALOG = "spark_catalog"
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -46,6 +49,24 @@ def _path_of(target: str) -> str | None:
     if quoted:
         return quoted["path"].replace("``", "`")
     return target if "/" in target or "\\" in target else None
+
+
+def catalog_name(spark: SparkSession, target: str) -> str:
+    """Return a name as Spark's session catalog takes it: without the name of that catalog.
+
+    Raises:
+        Py4JJavaError: It is no name.
+        UnsupportedTableError: The table is in another catalog.
+    """
+    catalog, *names = items(spark._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(target))
+    if len(names) < 2:
+        return target
+    if str(catalog).lower() != _SESSION_CATALOG:
+        raise UnsupportedTableError(
+            f"{target} is a table of the catalog {catalog}. Only tables of Spark's own catalog, {_SESSION_CATALOG}, "
+            "can be named; give the table's path."
+        )
+    return quote(*map(str, names))
 
 
 def sql_name(spark: SparkSession, target: str) -> str:
@@ -291,7 +312,8 @@ def open_table(spark: SparkSession, target: str) -> Table:
     """Find a Delta table by path or catalog name.
 
     Raises:
-        TargetNotFoundError: There is no such table, or it is not a Delta table.
+        TargetNotFoundError: There is no such table, or the folder has no Delta table.
+        UnsupportedTableError: The name is that of a view, of a table of another format, or of one in another catalog.
     """
     jvm: Any = spark._jvm
     session = spark._jsparkSession
@@ -301,14 +323,15 @@ def open_table(spark: SparkSession, target: str) -> Table:
         return Table(spark=spark, log=delta_log.forTable(session, path), catalog_table=None, name=target)
     state = session.sessionState()
     try:
-        catalog_table = state.catalog().getTableMetadata(state.sqlParser().parseTableIdentifier(target))
-        provider = optional(catalog_table.provider())
+        identifier = state.sqlParser().parseTableIdentifier(catalog_name(spark, target))
+        catalog_table = None if state.catalog().isTempView(identifier) else state.catalog().getTableMetadata(identifier)
     except JVM_ERRORS as error:
         raise TargetNotFoundError(
             f"There is no table {target}. Create it first, or set create_if_missing=True."
         ) from error
+    provider = None if catalog_table is None else optional(catalog_table.provider())
     if provider is None or provider.lower() != "delta":
-        raise TargetNotFoundError(
+        raise UnsupportedTableError(
             f"{target} is not a Delta table but {provider or 'a view'}. Name a Delta table as the target."
         )
     return Table(spark=spark, log=delta_log.forTable(session, catalog_table), catalog_table=catalog_table, name=target)
@@ -322,14 +345,16 @@ def table_root(spark: SparkSession, target: str) -> str:
     if _path_of(target) is None:
         state = spark._jsparkSession.sessionState()
         try:
-            identifier = state.sqlParser().parseTableIdentifier(target)
+            identifier = state.sqlParser().parseTableIdentifier(catalog_name(spark, target))
             if not state.catalog().tableExists(identifier):
                 return str(state.catalog().defaultTablePath(identifier).toString())
+        except UnsupportedTableError:
+            return target
         except JVM_ERRORS:
             return target
     try:
         return open_table(spark, target).root
-    except TargetNotFoundError:
+    except (TargetNotFoundError, UnsupportedTableError):
         return target
 
 

@@ -21,7 +21,7 @@ from stream_merge.bridge.table import Table, future_table, location, open_table,
 from stream_merge.bridge.transaction import CommitActions, Transaction
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
-from stream_merge.errors import ParkingError, TargetNotFoundError
+from stream_merge.errors import ParkingError, StreamMergeError
 from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.table.exactly_once import BatchIdentity, Retries, back_off, settle, until_settled
@@ -289,7 +289,7 @@ class ParkingTable:
         """
         try:
             return open_table(self.spark, target).begin().table_id
-        except TargetNotFoundError:
+        except StreamMergeError:
             return None
         except JVM_ERRORS:
             return None

@@ -534,7 +534,8 @@ def test_a_table_of_another_format(spark, tmp_path, create_source):
     )
     spark.sql("CREATE TABLE status_of_parquet (id INT) USING parquet")
     try:
-        assert refusal(spark, "status_of_parquet") == "status_of_parquet is not a Delta table."
+        told = "status_of_parquet is not a Delta table but parquet. Name a Delta table as the target."
+        assert refusal(spark, "status_of_parquet") == told
     finally:
         spark.sql("DROP TABLE status_of_parquet")
 

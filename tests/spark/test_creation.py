@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from stream_merge import merge_sink
-from stream_merge.errors import MergeExecutionError
+from stream_merge.errors import MergeExecutionError, UnsupportedTableError
 
 SCHEMA = "id INT, `Order Id` STRING, part STRING"
 ROWS = [(1, "a", "x"), (2, "b", "y")]
@@ -77,3 +77,37 @@ def test_a_folder_of_other_files_is_left_alone(spark, create_source, table_path)
     with pytest.raises(MergeExecutionError, match="is not a Delta table"):
         merge_sink(table_path, keys="id", create_if_missing=True).merge(create_source(SCHEMA, ROWS))
     assert not (Path(table_path) / "_delta_log").exists()
+
+
+def test_a_name_with_spark_s_own_catalog(spark, create_source):
+    name = "spark_catalog.`default`.in_the_catalog"
+    sink = merge_sink(name, keys="id", create_if_missing=True)
+    try:
+        for rows in (ROWS, [(2, "c", "y")]):
+            sink.merge(create_source(SCHEMA, rows))
+        assert sorted(spark.table("in_the_catalog").select("id", "Order Id").collect()) == [(1, "a"), (2, "c")]
+        other = merge_sink("in_the_catalog", keys="id", sequence_by="part")
+        assert other.merge(create_source(SCHEMA, [(3, "d", "z")])).num_target_rows_inserted == 1
+    finally:
+        spark.sql("DROP TABLE IF EXISTS in_the_catalog")
+
+
+@pytest.mark.parametrize("create_if_missing", [False, True])
+def test_what_is_no_delta_table_in_the_session_s_catalog(spark, create_source, create_if_missing):
+    spark.range(1).createOrReplaceTempView("a_temporary_view")
+    spark.sql("CREATE OR REPLACE VIEW a_view AS SELECT 1 AS id")
+    spark.sql("CREATE TABLE of_parquet (id INT) USING parquet")
+    try:
+        for name, fault in (
+            ("a_temporary_view", "not a Delta table but a view"),
+            ("default.a_view", "not a Delta table but a view"),
+            ("of_parquet", "not a Delta table but parquet"),
+            ("unity.default.orders", "a table of the catalog unity. .* give the table's path"),
+        ):
+            sink = merge_sink(name, keys="id", create_if_missing=create_if_missing)
+            with pytest.raises(UnsupportedTableError, match=f"{name} is {fault}"):
+                sink.merge(create_source("id INT", [(1,)]))
+    finally:
+        spark.sql("DROP VIEW a_view")
+        spark.sql("DROP TABLE of_parquet")
+        spark.catalog.dropTempView("a_temporary_view")

@@ -241,6 +241,81 @@ def test_no_number_becomes_another_one_whatever_the_session_allows(
     assert spark.read.format("delta").load(path).count() == 0
 
 
+@pytest.mark.any_strategy
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("spark.sql.retainGroupColumns", "false"), ("spark.sql.parser.quotedRegexColumnNames", "true")],
+)
+def test_a_setting_that_changes_what_a_column_is_stops_no_merge(
+    spark, create_table, create_source, settings, deletion_vectors, name, value
+):
+    """A key is updated, another one deleted, and an older change of that comes late; rows get another key."""
+    path = create_table(
+        "k INT, `p q` INT, v STRING",
+        [(1, 1, "a"), (2, 1, "b")],
+        deletion_vectors=deletion_vectors,
+        properties={"delta.columnMapping.mode": "name"},
+    )
+    settings({name: value})
+    schema = "k INT, `p q` INT, v STRING, op STRING, unset ARRAY<STRING>, old STRUCT<k: INT>, new STRUCT<k: INT>"
+    sink = merge_sink(
+        path,
+        keys="k",
+        sequence_by="p q",
+        delete_when="op = 'd'",
+        except_columns=["op", "unset", "old", "new"],
+        unchanged_columns="unset",
+        old_key="old",
+        new_key="new",
+        locator="index",
+    )
+    for batch in (
+        [(1, 5, "A", "u", [], None, None), (2, 9, None, "d", [], None, None)],
+        [
+            (2, 6, "late", "u", [], None, None),
+            (1, 10, None, "d", [], None, (3,)),
+            (3, 10, None, "u", ["v"], (1,), None),
+        ],
+        [(4, 11, "new", "u", [], None, None), (3, 12, "C", "u", [], None, None)],
+    ):
+        sink.merge(create_source(schema, batch))
+    rows = spark.newSession().read.format("delta").load(path).select("k", F.col("p q"), "v").collect()
+    assert sorted(map(tuple, rows)) == [(3, 12, "C"), (4, 11, "new")]
+
+
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("name", ["ignoreCorruptFiles", "ignoreMissingFiles"])
+def test_a_file_that_cannot_be_read_is_no_empty_file(
+    spark, create_table, read_rows, tmp_path, settings, caplog, deletion_vectors, name
+):
+    """A row that is not found would be inserted once more. The source's reader may leave out what it likes."""
+    path = create_table("k INT, v STRING", [(1, "old")], deletion_vectors=deletion_vectors)
+    source = tmp_path / "source"
+    for k in (1, 2):
+        spark.createDataFrame([(k, "new")], "k INT, v STRING").coalesce(1).write.mode("append").parquet(str(source))
+    settings({f"spark.sql.files.{name}": "true"})
+
+    def damage(folder: Path, *, only: str = "*.parquet") -> Path:
+        (file, *_) = sorted(folder.glob(only), key=lambda each: each.stat().st_mtime)
+        kept = file.rename(file.with_name("_" + file.name))
+        (folder / f".{file.name}.crc").unlink(missing_ok=True)
+        if name == "ignoreCorruptFiles":
+            file.write_bytes(b"PAR1" + bytes(kept.stat().st_size - 4))
+        return kept
+
+    read = spark.read.option(name, "true").parquet(str(source))
+    kept = damage(Path(path))
+    for _ in range(2):
+        with pytest.raises(StreamMergeError, match="FAILED_READ_FILE"):
+            merge_sink(path, keys="k").merge(read)
+    kept.rename(kept.with_name(kept.name[1:]))
+    damage(source)
+    merge_sink(path, keys="k").merge(read)
+    assert read_rows(path) == [(1, "old"), (2, "new")]
+    told = [record.getMessage() for record in caplog.records if "does not count in a merge" in record.getMessage()]
+    assert {text.partition(" ")[0] for text in told} == {f"spark.sql.files.{name}"}
+
+
 @pytest.mark.parametrize(("mode", "used"), [("formatted", "simple"), ("extended", "extended")])
 def test_plans_are_written_for_the_ui_in_the_short_format_unless_the_user_has_chosen_one(spark, mode, used):
     session = spark.newSession()

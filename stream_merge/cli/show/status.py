@@ -178,31 +178,22 @@ def read_status(spark: SparkSession, table: str, limit: int = 1000) -> Status:
 
 def _open(spark: SparkSession, table: str) -> Table:
     from stream_merge.bridge.table import location, open_table
-    from stream_merge.errors import TargetNotFoundError
+    from stream_merge.errors import TargetNotFoundError, UnsupportedTableError
 
     path = location(spark, table)
     try:
         opened = open_table(spark, table)
         opened.begin()
+    except UnsupportedTableError as error:
+        raise StatusError(str(error), in_short="not a Delta table") from error
     except TargetNotFoundError as error:
         if path is not None and opened.exists("."):
             raise StatusError(
                 f"{table} is not a Delta table: the folder has no _delta_log.", in_short="not a Delta table"
             ) from error
-        if path is None and _is_in_catalog(spark, table):
-            raise StatusError(f"{table} is not a Delta table.", in_short="not a Delta table") from error
         hint = "Check the path." if path is not None else "Check the name; a path needs a slash, as in ./customers."
         raise StatusError(f"There is no table {table}. {hint}", in_short="not there yet") from error
     return opened
-
-
-def _is_in_catalog(spark: SparkSession, table: str) -> bool:
-    from pyspark.errors import AnalysisException
-
-    try:
-        return spark.catalog.tableExists(table)
-    except AnalysisException:  # not even a name
-        return False
 
 
 def _history_rows(spark: SparkSession, table: str, limit: int) -> list[dict[str, Any]]:
