@@ -105,6 +105,22 @@ def test_a_replay_that_rejects_other_rows(
     assert bad_rows(spark, rejected) == [(0, -2), (0, 300), (0, 400)]
 
 
+def test_a_replay_with_another_spelling_of_the_target(
+    spark, create_table: CreateTable, changes: ChangeFiles, checkpoint, rejected, at_step
+):
+    target = create_table(SCHEMA)
+    changes.add([(1, 1), (2, -2), (2, -2)])
+
+    def die() -> None:
+        raise RuntimeError("died")
+
+    for spelling in (target, f"{target}/", f"delta.`{target}`"):
+        at_step("quarantined", die)
+        sink = merge_sink(spelling, keys="id", quarantine=rejected, expect=NOT_NEGATIVE)
+        assert "died" in run_to_failure(changes.stream(spark), sink, checkpoint)
+        assert bad_rows(spark, rejected) == [(0, -2), (0, -2)]
+
+
 def test_a_new_checkpoint_and_target_under_a_fixed_app_id(
     spark, create_table: CreateTable, changes: ChangeFiles, tmp_path, rejected
 ):
