@@ -29,6 +29,8 @@ MAINTAINED = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
     }
 )
 """Writer features, each with a test."""

@@ -329,3 +329,74 @@ def test_the_change_feed_has_the_values_of_the_table(spark, create_table, create
         ],
         key=repr,
     )
+
+
+class TestVariants:
+    SCHEMA = "id INT, n INT, json STRING, op STRING"
+    COLUMNS: ClassVar[dict[str, Any]] = {"keys": "id", "sequence_by": "n", "delete_when": "op = 'd'"}
+
+    @staticmethod
+    def documents(spark, path: str) -> list[tuple[Any, ...]]:
+        rows = spark.read.format("delta").load(path).selectExpr("id", "to_json(doc)")
+        return sorted(map(tuple, rows.collect()))
+
+    @pytest.mark.parametrize("is_created", [False, True], ids=["there", "created"])
+    def test_they_are_merged_as_other_values(
+        self, spark, create_table, create_source, table_path, deletion_vectors, is_created
+    ):
+        """`debezium.changes` reads JSON as VARIANT where it is told to."""
+        path = (
+            table_path if is_created else create_table("id INT, n INT, doc VARIANT", deletion_vectors=deletion_vectors)
+        )
+        properties = {
+            "delta.enableDeletionVectors": str(deletion_vectors).lower(),
+            "delta.enableChangeDataFeed": "true",
+        }
+        sink = merge_sink(
+            path,
+            **self.COLUMNS,
+            except_columns=["json", "op", "unset"],
+            unchanged_columns="unset",
+            create_if_missing=is_created,
+            table_properties=properties if is_created else {},
+            maintenance=True,
+        )
+        for batch in (
+            [(1, 1, '{"a": [1, null]}', "u"), (2, 1, '"text"', "u"), (3, 1, "7.50", "u"), (4, 1, None, "u")],
+            [(1, 5, '{"b": 2}', "u"), (2, 5, None, "d"), (3, 5, "unset", "u"), (5, 5, "[true]", "u")],
+            [(1, 4, '"late"', "u"), (2, 4, '"late"', "u"), (4, 6, "{}", "u")],
+        ):
+            source = create_source(self.SCHEMA, batch).selectExpr(
+                "*", "try_parse_json(json) AS doc", "if(json = 'unset', array('doc'), array()) AS unset"
+            )
+            sink.merge(source)
+        expected = [(1, '{"b":2}'), (3, "7.5"), (4, "{}"), (5, "[true]")]
+        assert self.documents(spark, path) == expected
+        if is_created:
+            changes = (
+                spark.read.option("readChangeFeed", "true").option("startingVersion", 0).format("delta").load(path)
+            )
+            assert changes.where("_change_type = 'delete'").selectExpr("id", "to_json(doc)").collect() == [
+                (2, '"text"')
+            ]
+
+    def test_a_table_gets_a_column_of_them(self, spark, create_table, create_source, deletion_vectors):
+        path = create_table("id INT, n INT", [(1, 1)], deletion_vectors=deletion_vectors)
+        sink = merge_sink(path, keys="id", sequence_by="n", schema_changes="evolve")
+        for n in (2, 3):
+            source = create_source("id INT, n INT, json STRING", [(n - 1, n, f'{{"n": {n}}}')])
+            sink.merge(source.selectExpr("id", "n", "parse_json(json) AS doc"))
+        assert self.documents(spark, path) == [(1, '{"n":2}'), (2, '{"n":3}')]
+
+    def test_delta_s_own_merge_writes_the_same(self, spark, create_table, create_source, tmp_path, deletion_vectors):
+        path = create_table("id INT, n INT, doc VARIANT", deletion_vectors=deletion_vectors)
+        spark.sql(f"INSERT INTO delta.`{path}` SELECT id, id, parse_json('[' || id || ']') FROM range(5) AS t(id)")
+        copy = copy_table(path, str(tmp_path / "copy"))
+        source = create_source(
+            "id INT, n INT, json STRING", [(1, 7, "1e300"), (3, 7, '{"z": 1, "a": 2}'), (9, 7, "null")]
+        )
+        source = source.selectExpr("id", "n", "parse_json(json) AS doc")
+        upsert(path).merge(source)
+        merge_with_delta(upsert(path), copy, source)
+        assert self.documents(spark, path) == self.documents(spark, copy)
+        assert (9, "null") in self.documents(spark, path)
