@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
+
+import pyspark
 
 from stream_merge.errors import UnsupportedTableError
 
@@ -29,11 +32,13 @@ MAINTAINED = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
-        "variantType",
-        "variantType-preview",
     }
 )
 """Writer features, each with a test."""
+
+_MAINTAINED_SINCE = {"variantType": (4, 2), "variantType-preview": (4, 2)}
+"""Writer features that Spark maintains since a version: before 4.2, its reader of files with deletion vectors fails at a
+VARIANT."""
 
 # Features that do nothing until a property or a column asks for them.
 _HARMLESS_WHILE_UNUSED = {
@@ -64,13 +69,18 @@ def check_supported(
     unknown = [
         feature
         for feature in writer_features(protocol)
-        if feature not in MAINTAINED and not _is_unused(feature, properties)
+        if not _is_maintained(feature) and not _is_unused(feature, properties)
     ]
     if unknown:
         raise UnsupportedTableError(
             f"{name} has the table feature(s) {', '.join(sorted(unknown))}, which this version does not maintain. "
             "Merge into a table without it, or drop the feature: ALTER TABLE ... DROP FEATURE ...."
         )
+
+
+def _is_maintained(feature: str) -> bool:
+    version = tuple(map(int, pyspark.__version__.split(".")[:2]))
+    return feature in MAINTAINED or version >= _MAINTAINED_SINCE.get(feature, (math.inf,))
 
 
 def _is_unused(feature: str, properties: Mapping[str, str]) -> bool:
