@@ -37,7 +37,7 @@ MAINTAINED = frozenset(
 """Writer features, each with a test."""
 
 _MAINTAINED_SINCE = {"variantType": (4, 2), "variantType-preview": (4, 2)}
-"""Writer features since a version of Spark: before 4.2, its reader of files with deletion vectors fails at a VARIANT."""
+"""Writer features since a version of Spark. Before 4.2, its reader of deletion vectors fails at a VARIANT."""
 
 # Features that do nothing until a property or a column asks for them.
 _HARMLESS_WHILE_UNUSED = {
