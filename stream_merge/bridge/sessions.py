@@ -122,10 +122,11 @@ class ExecutionSessions:
     def session_for(self, spark: SparkSession) -> SparkSession:
         """Return the session in which to execute frames of this session, with the settings that it has now."""
         key, fingerprint = session_id(spark), settings_fingerprint(spark)
-        if key not in self._made or self._made[key][0] != fingerprint:
-            self._made.clear()
-            self._made[key] = (fingerprint, _execution_session(spark))
-        return self._made[key][1]
+        known, session = self._made.get(key, (None, spark))
+        if known != fingerprint:
+            session = _execution_session(spark)
+            self._made = {key: (fingerprint, session)}
+        return session
 
 
 def _execution_session(spark: SparkSession) -> SparkSession:

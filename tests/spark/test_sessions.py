@@ -283,6 +283,7 @@ def test_a_setting_that_changes_what_a_column_is_stops_no_merge(
     assert sorted(map(tuple, rows)) == [(3, 12, "C"), (4, 11, "new")]
 
 
+@pytest.mark.core
 @pytest.mark.any_strategy
 @pytest.mark.parametrize("name", ["ignoreCorruptFiles", "ignoreMissingFiles"])
 def test_a_file_that_cannot_be_read_is_no_empty_file(

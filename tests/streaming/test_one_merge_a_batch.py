@@ -106,6 +106,7 @@ def test_a_replay_that_the_table_may_have_forgotten_is_refused(
     assert rows(spark, target) == count(*BATCHES)
 
 
+@pytest.mark.core
 def test_two_calls_at_the_same_time_are_refused(
     spark: SparkSession, changes: ChangeFiles, checkpoint: Path, target: str
 ):

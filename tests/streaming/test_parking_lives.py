@@ -53,6 +53,7 @@ def only_own_columns(_: str, changed: DataFrame) -> DataFrame:
     return changed.select("id", "n")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("is_mended", [False, True])
 def test_an_older_copy_of_the_checkpoint_is_refused(
     shop: Shop, changes: ChangeFiles, checkpoint: Path, tmp_path: Path, is_mended: bool

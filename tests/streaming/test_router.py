@@ -586,6 +586,7 @@ def test_tables_that_wait_when_the_query_is_stopped_are_left_to_its_next_run(
     assert contents(spark, tables) == {name: [(1, 1)] for name in TABLES}
 
 
+@pytest.mark.core
 def test_sources_whose_names_look_like_those_of_others(spark: SparkSession, tables, create_source):
     """Two of them share a table, and a third one has the name that both have together in messages."""
     shared = counting_sink(tables["orders"], app_id="shop")
@@ -608,6 +609,7 @@ def test_the_table_of_one_sink_cannot_be_the_quarantine_of_another(spark: SparkS
     assert contents(spark, tables) == {"orders": [], "items": [], "carts": []}
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("max_parallel", [1, 4])
 def test_two_spellings_of_one_table_that_only_the_disk_knows(
     spark: SparkSession, tables, changes: ChangeFiles, checkpoint: Path, tmp_path: Path, max_parallel: int

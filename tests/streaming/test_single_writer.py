@@ -3,6 +3,7 @@ restart."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from stream_merge import merge_sink
 from tests.spark.delta_log import latest_version
-from tests.streaming.streams import ChangeFiles, count, counting_sink, rows, run, run_to_failure
+from tests.streaming.streams import ChangeFiles, count, counting_sink, query_id, rows, run, run_to_failure
 
 BATCHES = [[(1, 1)], [(1, 10), (2, 20)], [(2, 200)]]
 
@@ -69,6 +70,22 @@ def test_a_commit_that_was_overwritten_is_noticed_after_a_restart(spark, changes
     shutil.rmtree(checkpoint / "stream_merge")
     run(changes.stream(spark), sink(target), checkpoint)
     assert rows(spark, target) == sorted([*count(*BATCHES[:2]), (3, 3), (7, 7)])
+
+
+def test_a_note_of_an_earlier_version_counts(spark, changes, checkpoint, target):
+    """It had the same place for a table and for a copy of its folder. It goes with the first note of this version."""
+    run(changes.stream(spark), sink(target), checkpoint)
+    (note,) = (checkpoint / "stream_merge").iterdir()
+    table_id = spark.sql(f"DESCRIBE DETAIL delta.`{target}`").first()["id"]
+    former = note.with_name(hashlib.sha256(f"{query_id(checkpoint)}\n{table_id}".encode()).hexdigest()[:32])
+    note.rename(former)
+    changes.add([(3, 3)])
+    run(changes.stream(spark), sink(target), checkpoint)
+    assert (notes(checkpoint), [*(checkpoint / "stream_merge").iterdir()]) == (["3"], [note])
+    note.rename(former)
+    overwrite_last_commit(spark, target)
+    changes.add([(4, 4)])
+    assert "CommitLostError" in run_to_failure(changes.stream(spark), sink(target), checkpoint)
 
 
 def test_the_checkpoint_keeps_one_number_a_table(spark, changes, checkpoint, target):
