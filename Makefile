@@ -5,8 +5,6 @@ CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 # What JVMs start with; to make it takes as long as it saves in some ten starts, so that the oldest pair's few go without.
 CLASSES ?= $(VENV)/classes.jsa
-# Over half an hour of small plans of all kinds, the JVM's second compiler takes longer than it saves.
-TEST_JVM_OPTIONS ?= -XX:TieredStopAtLevel=1
 IS_NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
@@ -24,9 +22,8 @@ demo: $(VENV)/.installed-test ## Stream a real change log into Delta tables and 
 	$(VENV)/bin/python -m demo $(ARGS)
 
 test: $(VENV)/.installed-test $(CLASSES) ## Run all tests on the newest supported Spark and Delta
-	$(if $(CLASSES),STREAM_MERGE_TEST_CLASSES='$(CURDIR)/$(CLASSES)') \
-	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS $(TEST_JVM_OPTIONS) \
-	$(if $(CLASSES),'-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)' -Xlog:cds*=off)" \
+	$(if $(CLASSES),STREAM_MERGE_TEST_CLASSES='$(CURDIR)/$(CLASSES)' \
+	SPARK_SUBMIT_OPTS="$$SPARK_SUBMIT_OPTS '-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)' -Xlog:cds*=off") \
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 quick: export STREAM_MERGE_TEST_KEPT_JVM := $(CURDIR)/$(VENV)/kept-jvm
@@ -44,7 +41,7 @@ test-oldest: ## Run the core of the tests on the oldest supported Spark and Delt
 
 test-long: ## Run all tests there are, with both strategies, whole logs, and an hour of the random machine: takes hours
 	STREAM_MERGE_TEST_RANDOM_MINUTES=$${STREAM_MERGE_TEST_RANDOM_MINUTES:-60} STREAM_MERGE_EXAMPLES=$${STREAM_MERGE_EXAMPLES:-50} \
-	$(MAKE) test TEST_JVM_OPTIONS= ARGS="--long $(ARGS)"
+	$(MAKE) test ARGS="--long $(ARGS)"
 
 docs: $(VENV)/.installed-test ## Check the documentation: links, width of lines, code, and what it says of options and figures
 	$(VENV)/bin/python -m pytest $(wildcard tests/test_docs*.py) tests/cli/test_documents.py tests/cli/test_reference.py $(ARGS)

@@ -188,7 +188,12 @@ class ParkingTable:
         """
         # As in the targets, the time of planning tells a replay from another micro-batch of the same number.
         app_id = f"{owner.app_id}/parking/{owner.key}"
-        of_any = BatchIdentity(app_id=app_id, batch_id=batch.batch_id, planned_ms=batch.planned_ms)
+        of_any = BatchIdentity(
+            app_id=app_id,
+            batch_id=batch.batch_id,
+            planned_ms=batch.planned_ms,
+            holder=f"the parking table {self.name}",
+        )
         table_id = self._table_id(owner.target)
         identity = of_any if table_id is None else replace(of_any, app_id=f"{app_id}/{table_id}")
 

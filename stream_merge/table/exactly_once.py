@@ -42,12 +42,14 @@ class BatchIdentity:
         is_parked: Whether the batch was parked when it arrived, and is merged later than that. The commit then says so:
             a number beyond that of the batch would not prove that the table has it, since the query may have gone on
             without its parked batches.
+        holder: What the table is, in messages.
     """
 
     app_id: str
     batch_id: int
     planned_ms: int | None = None
     is_parked: bool = False
+    holder: str = "the target"
 
     @property
     def _planned_app_id(self) -> str:
@@ -101,7 +103,7 @@ class BatchIdentity:
                 "parked is older than what the table has. Merge it by hand if a sequence decides the order of changes, "
                 "or if their order does not matter, and delete it from the parking table"
             )
-        raise BatchIdRegressionError(self.app_id, self.batch_id, last, transaction.table.name)
+        raise BatchIdRegressionError(self.app_id, self.batch_id, last, self.holder)
 
     def _check_retention(self, transaction: Transaction) -> None:
         """Refuse a batch that was planned longer ago than the table keeps its records.

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from stream_merge import ConfigError, MergeResult, MergeSink, merge_sink, steps
 from stream_merge.batch import caches
 from stream_merge.bridge.creation import create_table
-from stream_merge.errors import StreamMergeError, TargetNotFoundError
+from stream_merge.errors import StreamMergeError, TargetNotFoundError, UnsupportedTableError
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version
 from tests.streaming.child_session import child_conf, last_lines, run_child
@@ -144,10 +144,17 @@ def test_spark_connect_is_refused(spark: SparkSession, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("path", marks=pytest.mark.core), "name", "folder of files", "parquet table", "view"]
+    ("kind", "error"),
+    [
+        pytest.param("path", TargetNotFoundError, marks=pytest.mark.core),
+        ("name", TargetNotFoundError),
+        ("folder of files", TargetNotFoundError),
+        ("parquet table", UnsupportedTableError),
+        ("view", UnsupportedTableError),
+    ],
 )
 def test_a_target_that_is_no_delta_table(
-    spark, changes: ChangeFiles, checkpoint: Path, create_source, tmp_path: Path, kind: str
+    spark, changes: ChangeFiles, checkpoint: Path, create_source, tmp_path: Path, kind: str, error: type[Exception]
 ):
     target = f"{tmp_path}/nothing" if kind in ("path", "folder of files") else "no_such_table"
     if kind == "folder of files":
@@ -157,10 +164,10 @@ def test_a_target_that_is_no_delta_table(
     elif kind == "view":
         spark.range(3).createOrReplaceTempView("no_such_table")
     try:
-        with pytest.raises(TargetNotFoundError, match=Path(target).name):
+        with pytest.raises(error, match=Path(target).name):
             counting_sink(target).merge(create_source(SCHEMA, [(1, 1)]))
         changes.add([(1, 1)])
-        assert "TargetNotFoundError" in run_to_failure(changes.stream(spark), counting_sink(target), checkpoint)
+        assert error.__name__ in run_to_failure(changes.stream(spark), counting_sink(target), checkpoint)
     finally:
         spark.catalog.dropTempView("no_such_table")
         spark.sql("DROP TABLE IF EXISTS no_such_table")
