@@ -104,13 +104,13 @@ class Parking:
             The result of the merge; None if the records are parked, or if there are none.
 
         Raises:
-            BatchIdRegressionError: The micro-batch is behind what is parked for the table.
+            BatchIdRegressionError: The micro-batch is another one than the parked one of its number.
             StreamMergeError: The records are neither merged nor parked.
         """
         owner = self._owner(route.sink)
         at_rest = self.at_rest.get(owner)
         if at_rest is not None:
-            at_rest.check_not_behind(self.batch_id, self._planned_ms)
+            at_rest.check_replay(self.batch_id, self._planned_ms)
             merged = self._caught_up(at_rest) if at_rest.is_due else {}
             if self.at_rest.get(owner) is not None:
                 self._park(route, owner, None)

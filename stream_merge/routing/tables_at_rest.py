@@ -64,8 +64,8 @@ class TableAtRest:
         self.delay = min(LONGEST_DELAY, 2 * self.delay)
         return waits
 
-    def check_not_behind(self, batch_id: int, planned_ms: int | None) -> None:
-        """Refuse a micro-batch that is behind what is parked, or another one of the number of a parked one.
+    def check_replay(self, batch_id: int, planned_ms: int | None) -> None:
+        """Refuse a micro-batch that has the number of a parked one, and is another one.
 
         Args:
             batch_id: Its number.
@@ -74,12 +74,11 @@ class TableAtRest:
         Raises:
             BatchIdRegressionError: It would be taken for a replay, and its records would be lost.
         """
-        batches = dict(self.batches)
-        last, parked = max(batches, default=-1), batches.get(batch_id)
+        parked = self.batches.get(batch_id)
         times = () if parked is None else (planned_ms, parked.planned_ms)
-        is_another = None not in times and len(set(times)) > 1
-        if last > batch_id or is_another:
-            raise BatchIdRegressionError(self.owner.app_id, batch_id, last, f"what is parked for {self.owner.target}")
+        if None not in times and len(set(times)) > 1:
+            holder = f"what is parked for {self.owner.target}"
+            raise BatchIdRegressionError(self.owner.app_id, batch_id, batch_id, holder)
 
     def recovered(self) -> None:
         """Take note that the table can be merged again, though something may still be parked for it.

@@ -79,13 +79,16 @@ def test_an_older_copy_of_the_checkpoint_is_refused(
     assert [batch_id for _, batch_id, _, _ in shop.parked()] == [1]
 
 
-def test_a_batch_behind_what_is_parked_is_refused(shop: Shop, batch_of):
+@pytest.mark.parametrize(("is_mended", "holder"), [(False, "the parking table"), (True, "the target")])
+def test_a_batch_behind_what_is_parked_is_refused(shop: Shop, batch_of, is_mended: bool, holder: str):
     shop.options = {"app_id": "shop"}
     shop.damage()
     shop.router()(batch_of(("items", 1, 5)), 3)
-    with pytest.raises(RouterError, match=r"BatchIdRegressionError: .* holds batch 3 of it already"):
+    if is_mended:
+        shop.mend()
+    with pytest.raises(RouterError, match=rf"BatchIdRegressionError: .* {holder} .*holds batch 3 of it already"):
         shop.router()(batch_of(("items", 2, 1)), 2)
-    assert [batch_id for _, batch_id, _, _ in shop.parked()] == [3]
+    assert [batch_id for _, batch_id, _, _ in shop.parked()] == ([] if is_mended else [3])
 
 
 @pytest.mark.parametrize(
