@@ -105,6 +105,35 @@ def test_a_replay_that_rejects_other_rows(
     assert bad_rows(spark, rejected) == [(0, -2), (0, 300), (0, 400)]
 
 
+def test_a_replay_that_rejects_what_another_sink_of_the_query_has_rejected(
+    spark, create_table: CreateTable, changes: ChangeFiles, checkpoint, tmp_path, rejected, at_step
+):
+    """The quarantine has the row, but not as one of this target."""
+    targets = [create_table(SCHEMA, path=str(tmp_path / name)) for name in ("one", "two")]
+    strict = {**NOT_NEGATIVE, "small": "n < 100"}
+    changes.add([(1, 1), (2, -2), (3, 300)])
+
+    def die() -> None:
+        raise RuntimeError("died")
+
+    for of_second in (NOT_NEGATIVE, strict):
+        sinks = [
+            merge_sink(target, keys="id", quarantine=rejected, expect=expect)
+            for target, expect in zip(targets, (strict, of_second), strict=True)
+        ]
+
+        def merge(batch: DataFrame, batch_id: int, sinks=sinks) -> None:
+            for sink in sinks:
+                sink(batch, batch_id)
+
+        at_step("quarantined", die, after=1 if of_second is NOT_NEGATIVE else 0)
+        assert "died" in run_to_failure(changes.stream(spark), merge, checkpoint)
+    found = spark.read.format("delta").load(rejected).select("target", "row").collect()
+    assert sorted((target, json.loads(row)["n"]) for target, row in found) == [
+        (target, n) for target in targets for n in (-2, 300)
+    ]
+
+
 def test_a_replay_with_another_spelling_of_the_target(
     spark, create_table: CreateTable, changes: ChangeFiles, checkpoint, rejected, at_step
 ):
