@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from pyspark.sql import DataFrame
 from pyspark.sql.types import AtomicType, DataType
 
-from stream_merge.batch.schema_changes import WIDENING, SchemaChanges, needs_ntz, schema_changes_of
+from stream_merge.batch.schema_changes import WIDENING, SchemaChanges, schema_changes_of
 from stream_merge.bridge.extension import merges_widen_all_types
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.config import SinkConfig
 from stream_merge.sql import quote
 from stream_merge.steps import reached
-from stream_merge.table.features import writer_features
+from stream_merge.table.features import properties_for_types
 from stream_merge.widening import in_same_family
 
 logger: logging.Logger = logging.getLogger("stream_merge")
-
-NTZ_FEATURE = "timestampNtz"
 
 
 def prepare_columns(config: SinkConfig, batch: DataFrame, table: Table, transaction: Transaction) -> Transaction:
@@ -85,6 +83,5 @@ def _needed_properties(changes: SchemaChanges, transaction: Transaction) -> dict
     properties = {}
     if changes.widened and transaction.properties.get(WIDENING, "").lower() != "true":
         properties[WIDENING] = "true"
-    if needs_ntz(changes) and NTZ_FEATURE not in writer_features(transaction.protocol):
-        properties[f"delta.feature.{NTZ_FEATURE}"] = "supported"
-    return properties
+    kinds = [*(each.dataType for each in changes.added), *changes.widened.values()]
+    return properties | properties_for_types(kinds, transaction.protocol)

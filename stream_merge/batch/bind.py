@@ -188,7 +188,7 @@ def _as_in_partitions(
 ) -> tuple[SinkConfig, DataFrame]:
     """Make NULL of empty values in keys that partition the table, as Delta does when it writes them.
 
-    So in the keys that rows had or get.
+    The keys that rows had or get (`old_key`, `new_key`) are treated alike, since they are compared with these.
     """
     nullable = empty_as_null(config.keys, partition_columns, batch.schema, schema)
     if not nullable:

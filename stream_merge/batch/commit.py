@@ -115,8 +115,7 @@ def retried_commit(
         return outcome
 
     last, version = until_settled(first, commit=commit, settle=settled, again=again, retries=retries)
-    call = _call(batch, table, last.transaction.table_id)
-    if version is None and call is not None:
+    if version is None and (call := _call(batch, table, last.transaction.table_id)) is not None:
         call.check_own()
     return Committed(last=last, version=version, counts=counts, retries=retries)
 

@@ -11,7 +11,6 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
-    ArrayType,
     AtomicType,
     BinaryType,
     DataType,
@@ -20,7 +19,6 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     IntegralType,
-    MapType,
     NullType,
     StringType,
     StructField,
@@ -380,25 +378,6 @@ def tell_schema_changes(name: str, changes: SchemaChanges, told: set[str]) -> No
         if text not in told:
             told.add(text)
             logger.log(level, "%s: %s", name, text)
-
-
-def needs_ntz(changes: SchemaChanges) -> bool:
-    """Return whether the table gets a column of the type TIMESTAMP_NTZ, for which it needs a table feature."""
-    kinds = [*(each.dataType for each in changes.added), *changes.widened.values()]
-    return any(has_ntz(kind) for kind in kinds)
-
-
-def has_ntz(kind: DataType) -> bool:
-    """Return whether a type is or has TIMESTAMP_NTZ."""
-    match kind:
-        case StructType():
-            return any(has_ntz(each.dataType) for each in kind.fields)
-        case ArrayType():
-            return has_ntz(kind.elementType)
-        case MapType():
-            return has_ntz(kind.keyType) or has_ntz(kind.valueType)
-        case _:
-            return isinstance(kind, TimestampNTZType)
 
 
 def _holding(kept: DataType, sent: DataType) -> DataType | None:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, MapType, StructType
 
-from stream_merge.batch.alterations import NTZ_FEATURE, prepare_columns
+from stream_merge.batch.alterations import prepare_columns
 from stream_merge.batch.applied import last_applied
 from stream_merge.batch.bind import bind
 from stream_merge.batch.micro_batch import MicroBatch
@@ -25,7 +25,7 @@ from stream_merge.merge.key_and_sequence import sequence_type_in
 from stream_merge.order.sequence import stored_in, with_sequence
 from stream_merge.sql import quote, sql_type
 from stream_merge.steps import reached
-from stream_merge.table.features import writer_features
+from stream_merge.table.features import NTZ_FEATURE, writer_features
 from stream_merge.table.log_stores import check_log_store
 from stream_merge.tombstones.history import manifest_of
 from stream_merge.tombstones.manifest import TombstoneManifest

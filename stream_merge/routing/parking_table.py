@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from itertools import count
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType, TimestampType
 
-from stream_merge.batch.alterations import NTZ_FEATURE
-from stream_merge.batch.schema_changes import has_ntz
 from stream_merge.bridge.creation import COLUMN_MAPPING, create_table, needs_column_mapping
 from stream_merge.bridge.jvm import JVM_ERRORS, conflict_name, translate
 from stream_merge.bridge.operations import manual_operation
@@ -25,7 +22,7 @@ from stream_merge.errors import ParkingError, StreamMergeError
 from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.table.exactly_once import BatchIdentity, Retries, back_off, settle, until_settled
-from stream_merge.table.features import writer_features
+from stream_merge.table.features import properties_for_types
 from stream_merge.table.log_stores import check_log_store
 
 SOURCE_NAME = f"{RESERVED_PREFIX}source_name"
@@ -259,7 +256,8 @@ class ParkingTable:
         table = open_table(self.spark, self.name)
         self._check_writers(table, config)
         schema = _schema(rows)
-        for attempt in count():
+        num_conflicts = 0
+        while True:
             transaction = table.begin()
             self._check_columns(transaction)
             if not self._lacks_columns(transaction.struct_type, schema):
@@ -267,17 +265,15 @@ class ParkingTable:
             try:
                 self._add_columns(table, transaction, schema)
             except JVM_ERRORS as error:
-                # Mostly another table that is at rest has got the same columns.
-                if conflict_name(error) is None or attempt >= config.max_commit_retries:
+                # Mostly another table that is at rest has brought the same columns.
+                if conflict_name(error) is None or num_conflicts == config.max_commit_retries:
                     raise
-                back_off(attempt)
-        raise AssertionError
+                num_conflicts += 1
+                back_off(num_conflicts)
 
     def _add_columns(self, table: Table, transaction: Transaction, schema: StructType) -> None:
         """Give the table the columns of a schema, and first the features that these need."""
-        properties = {}
-        if has_ntz(schema) and NTZ_FEATURE not in writer_features(transaction.protocol):
-            properties[f"delta.feature.{NTZ_FEATURE}"] = "supported"
+        properties = properties_for_types([schema], transaction.protocol)
         if needs_column_mapping(schema) and COLUMN_MAPPING not in transaction.properties:
             properties[COLUMN_MAPPING] = "name"
         if properties:

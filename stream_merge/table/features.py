@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pyspark
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampNTZType
 
 from stream_merge.errors import UnsupportedTableError
+
+NTZ_FEATURE = "timestampNtz"
 
 GENERATED = "delta.generationExpression"
 """Metadata key of a generated column."""
@@ -103,3 +106,25 @@ def has_deletion_vectors(properties: Mapping[str, str], protocol: Mapping[str, A
 def has_change_feed(properties: Mapping[str, str]) -> bool:
     """Whether the table records its change data feed."""
     return properties.get("delta.enableChangeDataFeed", "false").lower() == "true"
+
+
+def properties_for_types(kinds: Iterable[DataType], protocol: Mapping[str, Any]) -> dict[str, str]:
+    """Return the table properties that add the features which columns of some types need, and a table does not have.
+
+    Delta adds the others by itself.
+    """
+    if NTZ_FEATURE in writer_features(protocol) or not any(map(_has_ntz, kinds)):
+        return {}
+    return {f"delta.feature.{NTZ_FEATURE}": "supported"}
+
+
+def _has_ntz(kind: DataType) -> bool:
+    match kind:
+        case StructType():
+            return any(_has_ntz(each.dataType) for each in kind.fields)
+        case ArrayType():
+            return _has_ntz(kind.elementType)
+        case MapType():
+            return _has_ntz(kind.keyType) or _has_ntz(kind.valueType)
+        case _:
+            return isinstance(kind, TimestampNTZType)

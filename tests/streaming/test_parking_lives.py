@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
-from stream_merge import MergeRouter, RouterError, merge_router, merge_sink
+from stream_merge import MergeRouter, MergeSink, RouterError, merge_router, merge_sink
 from tests.streaming.streams import (
     ROUTED,
     ChangeFiles,
@@ -210,3 +210,25 @@ def test_shards_of_one_table_with_sinks_of_their_own(shop: Shop, batch_of):
     router()(batch_of(("a", 1, 1)), 2)
     assert rows(shop.spark, shop.tables["items"]) == [(1, 76)]
     assert shop.parked() == []
+
+
+def test_records_that_were_parked_together_and_go_apart_by_now(shop: Shop, batch_of):
+    """Neither sink may merge those of the other; nothing is lost, and one sink for both takes them."""
+
+    def router(*, is_shared: bool) -> MergeRouter:
+        def new() -> MergeSink:
+            return counting_sink(shop.tables["items"], app_id="shop")
+
+        one = new()
+        sinks = {"a": one, "b": one if is_shared else new()}
+        return merge_router(sinks.get, prepare=without_topic, parking=shop.parking)
+
+    shop.damage()
+    router(is_shared=True)(batch_of(("a", 1, 5), ("b", 2, 7)), 0)
+    shop.mend()
+    apart = router(is_shared=False)
+    apart(batch_of(("a", 1, 1)), 1)
+    assert "have different sinks by now" in apart.parked[0].error
+    assert sorted(n for _, _, _, n in shop.parked()) == [1, 5, 7]
+    router(is_shared=True)(batch_of(("b", 1, 2)), 2)
+    assert (rows(shop.spark, shop.tables["items"]), shop.parked()) == ([(1, 8), (2, 7)], [])

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from pyspark.sql import types as T
 
-from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, decoded_type, find_schema_changes, needs_ntz
+from stream_merge.batch.schema_changes import NOTHING, SchemaChanges, decoded_type, find_schema_changes
 from stream_merge.widening import is_widened, keeps_text, wider
 
 NAMES = {
@@ -215,16 +215,6 @@ def test_a_table_that_must_not_have_type_widening_only_gets_new_columns_and_fiel
 def test_values_are_decoded_in_the_type_that_the_column_will_have(kept, sent, types):
     modes = ("evolve", "lenient", "ignore", "error")
     assert tuple(decoded_type(type_of(kept), type_of(sent), mode).simpleString() for mode in modes) == types
-
-
-def test_a_field_that_is_called_like_a_type_is_none():
-    def asks(kind):
-        return needs_ntz(SchemaChanges(added=(T.StructField("s", kind),)))
-
-    named = T.StructField("timestamp_ntz", T.IntegerType())
-    assert not asks(T.ArrayType(T.StructType([named])))
-    assert asks(T.ArrayType(T.StructType([named, T.StructField("at", T.TimestampNTZType())])))
-    assert asks(T.MapType(T.StringType(), T.TimestampNTZType()))
 
 
 @pytest.mark.parametrize(
