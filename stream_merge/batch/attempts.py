@@ -6,16 +6,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+from pyspark.sql import DataFrame
+
 from stream_merge.batch.accept import accepted
 from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
 from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.column_checks import tell_left_out, tell_unordered
-from stream_merge.batch.measure import measured, plan_measure
+from stream_merge.batch.measure import PlannedMeasure, measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.reduce import Changes, Reduction, changes_of, reduced
 from stream_merge.batch.schema_changes import schema_changes_of, tell_schema_changes
 from stream_merge.batch.target import Target, prepare_target
-from stream_merge.batch.write_ahead import written_ahead
+from stream_merge.batch.write_ahead import plan_ahead, written_ahead
 from stream_merge.bridge import sessions
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import Table
@@ -86,8 +88,12 @@ def first_attempt(
             transaction=transaction,
             store=store,
         )
-        rows, planned = kept_rows.enter_context(reduced(reduction, partial(plan_measure, reduction)))
-        ahead = kept_rows.enter_context(written_ahead(reduction, rows, plan))
+
+        def next_plans(rows: DataFrame) -> tuple[PlannedMeasure, DataFrame | None]:
+            return plan_measure(reduction, rows), plan_ahead(reduction, plan, rows)
+
+        rows, (planned, new) = kept_rows.enter_context(reduced(reduction, next_plans))
+        ahead = kept_rows.enter_context(written_ahead(reduction, rows, new))
         source = kept_rows.enter_context(measured(rows, reduction, planned))
     return Attempt(
         had_registers=had_registers,

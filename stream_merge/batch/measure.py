@@ -11,8 +11,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.batch.reduce import Reduction
+from stream_merge.bridge.kept_rows import persisted
 from stream_merge.bridge.merge_condition import KeyPair
-from stream_merge.bridge.sessions import persisted, plan, planned_at_once, summaries
+from stream_merge.bridge.sessions import plan, planned_at_once, summaries
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.column_names import (
     DELETED,

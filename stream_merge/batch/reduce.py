@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from stream_merge.batch.accept import Accepted
 from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.kept_plans import kept_plan
 from stream_merge.bridge.materialized import materialized_while
-from stream_merge.bridge.source_size import is_known_to_be_small
+from stream_merge.bridge.source_size import is_computed_in_one_task, is_known_to_be_small
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.column_names import SOURCE_ID
@@ -217,12 +216,16 @@ def reduced(reduction: Reduction, call: Callable[[DataFrame], T]) -> Iterator[tu
     """
     batch, changes = reduction.batch, reduction.changes
     with ExitStack() as stack:
-        rows = _reducer(reduction)(reduction, stack).select("*", F.monotonically_increasing_id().alias(SOURCE_ID))
         # Rows that are counted already are reduced in one task without a shuffle, if they are few.
         is_small = changes.num_rows is None and is_known_to_be_small(batch.frame, batch.query)
+        if is_small and is_computed_in_one_task(batch.frame):
+            # Spark does not know that a source has one partition, and would shuffle.
+            reduction = replace(reduction, changes=replace(changes, rows=changes.rows.coalesce(1)))
+        rows = _reducer(reduction)(reduction, stack)
         # The changes that hand values on are joined in many small stages.
         at_once = changes.moves is not None and changes.moves.is_small
-        yield stack.enter_context(materialized_while(rows, call, in_one_task=is_small, at_once=at_once))
+        evaluated = materialized_while(rows, call, in_one_task=is_small, at_once=at_once, number=SOURCE_ID)
+        yield stack.enter_context(evaluated)
 
 
 def _reducer(reduction: Reduction) -> Reducer:

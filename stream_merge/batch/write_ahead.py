@@ -52,24 +52,41 @@ class WriteAhead:
         self.transaction.delete_new_files(files)
 
 
+def plan_ahead(reduction: Reduction, plan: MergePlan, rows: DataFrame) -> DataFrame | None:
+    """Return the new rows of a batch, if they are probably those that are foreseen; else None.
+
+    Args:
+        reduction: The batch.
+        plan: The strategy.
+        rows: Its rows, which may still be being evaluated.
+    """
+    if plan.strategy is not Strategy.MERGE_ON_READ or not _is_foreseen(reduction):
+        return None
+    resolved = reduction.measured_for
+
+    def new(source: DataFrame) -> DataFrame:
+        # Few rows make one file, however many they are exactly.
+        return inserted_rows(resolved, source).coalesce(1)
+
+    return resolved.over_source("new rows ahead", new, rows)
+
+
 @contextmanager
-def written_ahead(reduction: Reduction, rows: DataFrame, plan: MergePlan) -> Iterator[WriteAhead | None]:
-    """Write the new rows of a batch during the block, if they will probably be those that are foreseen.
+def written_ahead(reduction: Reduction, rows: DataFrame, new: DataFrame | None) -> Iterator[WriteAhead | None]:
+    """Write the new rows of a batch during the block, if one file holds them.
 
     Args:
         reduction: The batch.
         rows: Its evaluated rows.
-        plan: The strategy.
+        new: What `plan_ahead` returned.
 
     Returns:
         The files; None if nothing is written. If nobody has taken them at the end of the block, they are deleted.
     """
-    if plan.strategy is not Strategy.MERGE_ON_READ or not _is_foreseen(reduction, rows):
+    if new is None or not _is_one_file(reduction, rows):
         yield None
         return
-    batch, transaction, resolved = reduction.batch, reduction.transaction, reduction.measured_for
-    # Few rows make one file, however many they are exactly.
-    new = inserted_rows(resolved, resolved.source(rows)).coalesce(1)
+    batch, transaction = reduction.batch, reduction.transaction
     reached("writing")
     ahead = WriteAhead(transaction, BackgroundTask(batch.spark, f"{batch.name}: write", lambda: transaction.write(new)))
     ahead.task.start()
@@ -79,7 +96,7 @@ def written_ahead(reduction: Reduction, rows: DataFrame, plan: MergePlan) -> Ite
         ahead.close()
 
 
-def _is_foreseen(reduction: Reduction, rows: DataFrame) -> bool:
+def _is_foreseen(reduction: Reduction) -> bool:
     batch, config, store = reduction.batch, reduction.changes.bound.config, reduction.store
     # After a batch that met newer rows nothing is written ahead: it has written what depended on the target.
     if not batch.caches.writes_ahead or config.merge_schema:
@@ -90,8 +107,10 @@ def _is_foreseen(reduction: Reduction, rows: DataFrame) -> bool:
     is_by_column = reduction.changes.partial is not None and reduction.whole_rows is None
     if is_by_column or reduction.changes.truncates is not None:
         return False
-    if store is not None and (store.state.truncated is not None or store.reach.likely(store.files)):
-        return False
-    num_rows = num_materialized(rows)
-    files = batch.caches.active_files(transaction)
+    return store is None or (store.state.truncated is None and not store.reach.likely(store.files))
+
+
+def _is_one_file(reduction: Reduction, rows: DataFrame) -> bool:
+    batch, num_rows = reduction.batch, num_materialized(rows)
+    files = batch.caches.active_files(reduction.transaction)
     return num_rows is not None and 0 < num_rows < ROWS_PER_TASK and num_new_files(files, batch.spark, num_rows) == 1

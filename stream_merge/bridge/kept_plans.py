@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge.jvm import items, java_class, java_list, seq
-from stream_merge.bridge.sessions import session_id, settings_fingerprint
+from stream_merge.bridge.sessions import moved, session_id, settings_fingerprint
 
 
 def frame_plan(frame: DataFrame) -> Any:
@@ -40,9 +40,14 @@ class KeptPlan:
     _leaves: Sequence[Any]
     _plan: Any
 
-    def on(self, rows: DataFrame) -> DataFrame:
-        """Return the plan's frame over rows, which must have the schema of those that it was made for."""
-        spark = rows.sparkSession
+    def on(self, rows: DataFrame, spark: SparkSession | None = None) -> DataFrame:
+        """Return the plan's frame over rows, which must have the schema of those that it was made for.
+
+        Args:
+            rows: The rows.
+            spark: The session of the frame; None for that of the rows.
+        """
+        spark = rows.sparkSession if spark is None else spark
         jvm: Any = spark._jvm
         put = java_class(jvm, "java.util.HashMap")()
         for leaf in self._leaves:
@@ -91,27 +96,34 @@ class KeptPlans:
     _num_columns: dict[_Key, int] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
 
-    def apply(self, name: str, rows: DataFrame, build: Callable[[DataFrame], DataFrame]) -> DataFrame:
+    def apply(
+        self,
+        name: str,
+        rows: DataFrame,
+        build: Callable[[DataFrame], DataFrame],
+        spark: SparkSession | None = None,
+    ) -> DataFrame:
         """Return `build(rows)`, from a plan that is kept if this name was asked for before.
 
         Args:
             name: Tells one plan from another, over rows of the same session, settings and schema.
             rows: The rows.
             build: See `kept_plan`; its expressions must not depend on when they are analysed.
+            spark: The session of the frame; None for that of the rows.
         """
         if rows.isStreaming or not hasattr(rows, "_jdf"):
             # A query keeps its plan, and Spark unites no stream with an empty batch. Spark Connect has no JVM.
             return build(rows)
-        spark = rows.sparkSession
-        key = (session_id(spark), settings_fingerprint(spark), str(rows._jdf.schema().json()), name)
+        made_in = rows.sparkSession
+        key = (session_id(made_in), settings_fingerprint(made_in), str(rows._jdf.schema().json()), name)
         with self._lock:
             is_known, plan = key in self._made, self._made.get(key)
         if is_known:
             plan = plan or kept_plan(rows, build)
-            made = plan.on(rows)
+            made = plan.on(rows, spark)
         else:
             # Whoever asks once needs no plan that can be kept.
-            made = build(rows)
+            made = build(rows) if spark is None else moved(build(rows), spark)
         with self._lock:
             self._made[key] = plan
             self._made.move_to_end(key)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pyspark.sql import DataFrame
 
 from stream_merge.bridge.jvm import items, java_class, optional
-from stream_merge.bridge.sessions import persisted
+from stream_merge.bridge.kept_rows import persisted
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.errors import SourceLostError
 
@@ -43,7 +43,12 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def materialized_while(
-    frame: DataFrame, call: Callable[[DataFrame], T], *, at_once: bool = False, in_one_task: bool = False
+    frame: DataFrame,
+    call: Callable[[DataFrame], T],
+    *,
+    at_once: bool = False,
+    in_one_task: bool = False,
+    number: str | None = None,
 ) -> Iterator[tuple[DataFrame, T]]:
     """Evaluate a frame as `materialized` does, and call a function beside it; yield the rows and what it returned.
 
@@ -52,6 +57,7 @@ def materialized_while(
         call: Gets the frame of the rows, and may plan what is to be done with them; it must not run a job on them.
         at_once: Whether it should be planned without adaptive execution; see `persisted`.
         in_one_task: Whether one task should do what comes after a shuffle; see `persisted`.
+        number: A column to add that numbers the rows; None for none.
 
     Raises:
         SourceLostError: As `materialized` does.
@@ -64,7 +70,7 @@ def materialized_while(
             result = call(rows)
         return sealing.result(), result
 
-    with _evaluated(frame, evaluate, at_once=at_once, in_one_task=in_one_task) as evaluated:
+    with _evaluated(frame, evaluate, at_once=at_once, in_one_task=in_one_task, number=number) as evaluated:
         yield evaluated
 
 
@@ -75,10 +81,11 @@ def _evaluated(
     *,
     at_once: bool = False,
     in_one_task: bool = False,
+    number: str | None = None,
 ) -> Iterator[tuple[DataFrame, T]]:
     """Yield the rows and the second of what `evaluate` returns; the first is what `_seal` returns."""
     for _ in range(_MAX_EVALUATIONS):
-        with persisted(frame, at_once=at_once, in_one_task=in_one_task) as rows:
+        with persisted(frame, at_once=at_once, in_one_task=in_one_task, number=number) as rows:
             blocks, result = evaluate(rows)
             if _are_unique(rows, blocks):
                 yield rows, result
@@ -108,8 +115,8 @@ def _seal(rows: DataFrame) -> Any:
 
 
 def _kept_rows(rows: DataFrame) -> Any:
-    """Return the relation of kept rows, the only one in the plan."""
-    return rows._jdf.queryExecution().analyzed().collectLeaves().head()
+    """Return the relation of kept rows, the only one in the plan but for empty ones before it (`with_ids_of`)."""
+    return rows._jdf.queryExecution().analyzed().collectLeaves().last()
 
 
 def _are_unique(rows: DataFrame, blocks: Any) -> bool:

@@ -13,9 +13,8 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, FloatType
 
-from stream_merge.bridge.jvm import java_class, option, optional, scala_object, seq
+from stream_merge.bridge.jvm import java_class, optional
 from stream_merge.errors import ConnectNotSupportedError
 
 logger: logging.Logger = logging.getLogger("stream_merge")
@@ -246,48 +245,12 @@ def moved(frame: DataFrame, spark: SparkSession) -> DataFrame:
     return DataFrame(dataset.ofRows(spark._jsparkSession, frame._jdf.queryExecution().analyzed()), spark)
 
 
-@contextmanager
-def persisted(frame: DataFrame, *, at_once: bool = False, in_one_task: bool = False) -> Iterator[DataFrame]:
-    """Keep a frame's rows for the block, and yield a frame of them whose plan ends there.
-
-    It is not `DataFrame.persist`, whose rows belong to all of the application: `clearCache` in another query,
-    `unpersist` of an equal frame, or a write to a table that the frame reads would drop them inside the block.
-
-    Args:
-        frame: The frame.
-        at_once: Whether it has few rows, so that it should be planned without adaptive execution; see
-            `planned_at_once`.
-        in_one_task: The same, and one task should do what comes after a shuffle.
-    """
-    spark = frame.sparkSession
-    # Spark keeps bounds of each column's values, by which it skips rows that a condition cannot match; but a FLOAT's or
-    # DOUBLE's bounds leave NaN out. A struct has none.
-    columns = {f"c{number}": field for number, field in enumerate(frame.schema.fields)}
-    floats = [name for name, field in columns.items() if isinstance(field.dataType, (FloatType, DoubleType))]
-    if floats:
-        frame = frame.toDF(*columns).withColumn("floats", F.struct(*floats)).drop(*floats)
-    sessions = _immediate_caching_sessions if at_once else _caching_sessions
-    if in_one_task:
-        sessions = _one_task_caching_sessions
-    execution: Any = moved(frame, sessions.session_for(spark))._jdf.queryExecution()
-    level = java_class(spark._jvm, "org.apache.spark.storage.StorageLevel").MEMORY_AND_DISK_SER()
-    relation = scala_object(spark._jvm, "org.apache.spark.sql.execution.columnar.InMemoryRelation")
-    kept = relation.apply(level, execution, option(spark._jvm, None))
-    try:
-        dataset = java_class(spark._jvm, "org.apache.spark.sql.classic.Dataset")
-        # Without the order of the rows: after an aggregate, Spark names columns there that the frame does not have.
-        unordered = relation.apply(
-            kept.output(), kept.cacheBuilder(), seq(spark._jvm, []), kept.statsOfPlanToCache()
-        ).withOutput(execution.analyzed().output())
-        rows = DataFrame(dataset.ofRows(spark._jsparkSession, unordered), spark)
-        if floats:
-            values = [F.col("floats")[name] if name in floats else F.col(name) for name in columns]
-            rows = rows.select(
-                *[value.alias(field.name) for value, field in zip(values, columns.values(), strict=True)]
-            )
-        yield rows
-    finally:
-        kept.cacheBuilder().clearCache(True)
+def caching_session(spark: SparkSession, *, at_once: bool, in_one_task: bool) -> SparkSession:
+    """Return the session in which rows are planned that are kept; see `kept_rows.persisted`."""
+    sessions = _one_task_caching_sessions if in_one_task else _caching_sessions
+    if at_once and not in_one_task:
+        sessions = _immediate_caching_sessions
+    return sessions.session_for(spark)
 
 
 def planned_at_once(frame: DataFrame) -> DataFrame:

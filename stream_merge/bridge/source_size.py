@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame
 
-from stream_merge.bridge.jvm import JVM_ERRORS, items
+from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class
 from stream_merge.bridge.sessions import RunningQuery
 
 _SMALL_BYTES = 8 * 1024 * 1024
 _SMALL_OFFSETS = 20_000
+_UNDIVIDED_BYTES = 4 * 1024 * 1024
+"""Spark divides no smaller file, unless it is told to: to open one counts as much as to read so many bytes."""
 
 _TELLING = ("LogicalRDD", "LogicalRelation", "LocalRelation", "InMemoryRelation")
 """The leaves that tell their size, or that they do not know it. Others may plan a scan to find out, or fail."""
@@ -43,6 +45,40 @@ def is_known_to_be_small(frame: DataFrame, query: RunningQuery | None) -> bool:
         return False
     number = None if ends is None else num_between(begins or {}, ends)
     return number is not None and number <= _SMALL_OFFSETS
+
+
+def is_computed_in_one_task(frame: DataFrame) -> bool:
+    """Return whether one task certainly computes a small batch, so that nothing is lost by saying so.
+
+    Spark does not know it of a micro-batch, nor of a file before its scan is planned.
+
+    Args:
+        frame: The batch.
+    """
+    try:
+        plan = frame._jdf.queryExecution().analyzed()
+        leaves = list(items(plan.collectLeaves()))
+        patterns = java_class(frame.sparkSession._jvm, "org.apache.spark.sql.catalyst.trees.TreePattern")
+        distributes = (patterns.REPARTITION_OPERATION(), patterns.REBALANCE_PARTITIONS())
+        if len(leaves) != 1 or any(plan.containsPattern(pattern) for pattern in distributes):
+            return False
+        (leaf,) = leaves
+        if str(leaf.getClass().getSimpleName()) == "LogicalRDD":
+            return int(leaf.rdd().getNumPartitions()) == 1
+        return _is_undivided_file(leaf)
+    except JVM_ERRORS:  # not told
+        return False
+
+
+def _is_undivided_file(leaf: Any) -> bool:
+    if str(leaf.getClass().getSimpleName()) != "LogicalRelation":
+        return False
+    relation = leaf.relation()
+    if str(relation.getClass().getSimpleName()) != "HadoopFsRelation":
+        return False
+    files = relation.location()
+    is_listed = str(files.getClass().getSimpleName()) == "InMemoryFileIndex"
+    return is_listed and len(files.inputFiles()) == 1 and int(files.sizeInBytes()) <= _UNDIVIDED_BYTES
 
 
 def num_between(begins: Offsets, ends: Offsets) -> int | None:

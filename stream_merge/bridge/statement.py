@@ -25,7 +25,7 @@ from stream_merge.bridge.jvm import (
     seq,
     translate,
 )
-from stream_merge.bridge.kept_plans import frame_plan, with_ids_of
+from stream_merge.bridge.kept_plans import KeptPlan, frame_plan, with_ids_of
 from stream_merge.bridge.merge_condition import KeyPair, equated_columns, has_equality
 from stream_merge.bridge.operations import described_operation
 from stream_merge.bridge.transaction import Transaction, without_stats
@@ -252,6 +252,22 @@ class ResolvedMerge:
             frame: The batch: the analysed columns, then the sink's own.
         """
         return self._frame(with_ids_of(self._jvm, frame_plan(self._template), frame_plan(frame)))
+
+    def over_source(self, name: str, build: Callable[[DataFrame], DataFrame], frame: DataFrame) -> DataFrame:
+        """Return `build(source(frame))`, from a plan that is kept if this name was asked for before.
+
+        Args:
+            name: Tells one plan from another.
+            build: Makes a frame of the batch alone, as `source` returns it.
+            frame: The batch.
+        """
+        kept_name = f"plan of {name}"
+        if kept_name not in self._made:
+            self._made[kept_name] = None
+            return build(self.source(frame))
+        if self._made[kept_name] is None:
+            self._made[kept_name] = KeptPlan([frame_plan(self._template)], frame_plan(build(self._template)))
+        return cast("KeptPlan", self._made[kept_name]).on(frame, self._spark)
 
     def target(self, transaction: Transaction, files: Sequence[dict[str, Any]], *, with_rows: bool) -> DataFrame:
         """Return the rows of some files, with `FILE` and `ROW` after the table's columns.

@@ -26,8 +26,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from stream_merge.bridge.kept_rows import persisted
 from stream_merge.bridge.merge_condition import KeyPair
-from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.sessions import summary
 from stream_merge.column_names import IS_DELETE, IS_REMOVED, RESERVED_PREFIX, ROW_ID, SEQUENCE
 from stream_merge.config import SinkConfig
 from stream_merge.errors import MergeExecutionError

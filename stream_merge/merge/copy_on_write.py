@@ -8,7 +8,8 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import job_description, persisted
+from stream_merge.bridge.kept_rows import persisted
+from stream_merge.bridge.sessions import job_description
 from stream_merge.clauses import When
 from stream_merge.column_names import ACTION, FILE, RESERVED_PREFIX, ROW, SOURCE_ID
 from stream_merge.merge import change_feed

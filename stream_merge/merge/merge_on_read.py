@@ -9,7 +9,8 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import job_description, persisted
+from stream_merge.bridge.kept_rows import persisted
+from stream_merge.bridge.sessions import job_description
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import Transaction, file_actions

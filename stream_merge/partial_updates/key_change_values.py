@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.sessions import persisted
+from stream_merge.bridge.kept_rows import persisted
 from stream_merge.bridge.statement import Once
 from stream_merge.config import SinkConfig
 from stream_merge.partial_updates.carried_values import CarriedValues

@@ -15,7 +15,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
-from stream_merge.bridge.sessions import persisted, summaries
+from stream_merge.bridge.kept_rows import persisted
+from stream_merge.bridge.sessions import summaries
 from stream_merge.bridge.statement import Once
 from stream_merge.clauses import Expression
 from stream_merge.column_names import IS_DELETE, NEW_KEY, OLD_KEY, UNSET

@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructField, StructType
 
 from stream_merge.bridge.jvm import JVM_ERRORS
-from stream_merge.bridge.sessions import persisted, summary
+from stream_merge.bridge.kept_rows import persisted
+from stream_merge.bridge.sessions import summary
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.column_names import COLUMN_SEQUENCES, DELETED, IS_OUTDATED, NEWEST_DELETE, SOURCE_ID

@@ -13,8 +13,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
+from stream_merge.bridge.kept_rows import persisted
 from stream_merge.bridge.operations import manual_operation
-from stream_merge.bridge.sessions import classic_session, persisted
+from stream_merge.bridge.sessions import classic_session
 from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.threads import BackgroundTask
 from stream_merge.bridge.transaction import CommitActions, Transaction

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 from stream_merge import debezium, merge_sink
 from stream_merge.batch.reduce import in_one_task
 from stream_merge.bridge.call_sites import without_call_sites
-from stream_merge.bridge.sessions import active, persisted, planned_at_once, summaries
+from stream_merge.bridge.kept_rows import persisted
+from stream_merge.bridge.sessions import active, planned_at_once, summaries
 from stream_merge.errors import StreamMergeError
 from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS
 from stream_merge.order.sequence import newest_changes

@@ -19,7 +19,7 @@ from stream_merge.bridge import source_size
 from stream_merge.bridge.sessions import running_query
 from stream_merge.merge.locate import probes
 from stream_merge.tombstones.manifest import FOLDER
-from tests.spark.jobs import job_descriptions, next_job_id
+from tests.spark.jobs import job_descriptions, jobs_since, next_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +128,36 @@ def test_a_small_batch_is_reduced_in_one_job(
     )
     assert "remember deletes" not in sorted_jobs(spark, since)
     assert (result.locator, result.num_superseded_rows, result.num_target_rows_updated) == ("index", 60, 54)
+
+
+@pytest.mark.parametrize(("kind", "num_stages"), [("file", 1), ("stream", 1), ("files", 2), ("repartitioned", 2)])
+def test_what_one_task_computes_is_reduced_by_that_task(
+    spark: SparkSession,
+    create_table: CreateTable,
+    read_rows: Callable[[str], list[Row]],
+    tmp_path: Path,
+    kind: str,
+    num_stages: int,
+) -> None:
+    schema = "k bigint, s bigint, v double"
+    path = create_table(schema, [(n, 0, 0.0) for n in range(50)], deletion_vectors=True)
+    changes = spark.range(120).selectExpr("id % 60 AS k", "id AS s", "if(id % 7 = 0, double('NaN'), id / 2D) AS v")
+    changes.repartition(2 if kind == "files" else 1).write.parquet(str(tmp_path / "changes"))
+    sink = merge_sink(path, keys="k", sequence_by="s")
+    since = next_job_id(spark)
+    if kind == "stream":
+        rows = spark.readStream.schema(schema).parquet(str(tmp_path / "changes"))
+        started = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        started.trigger(availableNow=True).start().awaitTermination()
+    else:
+        batch = spark.read.schema(schema).parquet(str(tmp_path / "changes"))
+        sink.merge(batch.repartition(3) if kind == "repartitioned" else batch)
+    read = [job for job in jobs_since(spark, since) if job.description().get().endswith("read the source")]
+    first = min(read, key=lambda job: job.jobId())
+    # Before a shuffle, the rows of a frame that the user distributes are distributed.
+    assert first.stageIds().size() == num_stages + (kind == "repartitioned")
+    expected = {n % 60: (n, str(float("nan") if n % 7 == 0 else n / 2)) for n in range(60, 120)}
+    assert {row["k"]: (row["s"], str(row["v"])) for row in read_rows(path)} == expected
 
 
 class Records(SimpleDataSourceStreamReader):
