@@ -23,7 +23,7 @@ from stream_merge.plan import Strategy
 from stream_merge.table.features import has_change_feed
 from stream_merge.table.files import DataFile
 from stream_merge.tombstones.manifest import DOMAIN, TombstoneManifest
-from stream_merge.tombstones.store import TombstoneStore
+from stream_merge.tombstones.store import TombstoneStore, noted_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,11 @@ def stage(batch: MicroBatch, attempt: Attempt, self_read: SelfRead, written: Any
     staged.counts |= attempt.source.counts
     caches.had_newer_rows = bool(staged.counts.get("num_stale_rows"))
     caches.writes_ahead = staged.reusable is not None
-    remembered = None if attempt.store is None else _stage_tombstones(batch, attempt, attempt.store, staged)
+    remembered = None
+    if attempt.store is not None:
+        remembered = _stage_tombstones(batch, attempt, attempt.store, staged)
+    elif not is_nothing:
+        _note_columns(attempt, staged)
     operation = resolved.operation([delta_name(name) for name in COUNTERS], batch.config.user_metadata)
     return StagedAttempt(attempt=attempt, staged=staged, operation=operation, remembered=remembered)
 
@@ -142,6 +146,16 @@ def _tombstones_written(batch: MicroBatch, attempt: Attempt) -> Iterator[None]:
         yield
         with batch.timer.phase("stage"):
             stack.close()
+
+
+def _note_columns(attempt: Attempt, staged: Staged) -> None:
+    """Tell the sinks that keep tombstones which columns this one, which keeps none, makes older than their rows."""
+    bound, transaction = attempt.reduction.changes.bound, attempt.transaction
+    if bound.partial is None or not bound.config.sequence_by:
+        return
+    noted = noted_columns(transaction.table, transaction, bound.partial)
+    if noted is not None:
+        staged.changes.domain_metadata[DOMAIN] = noted.to_json()
 
 
 def _stage_tombstones(batch: MicroBatch, attempt: Attempt, store: TombstoneStore, staged: Staged) -> TombstoneManifest:

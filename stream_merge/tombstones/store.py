@@ -111,9 +111,7 @@ class TombstoneStore:
         now = now_ms()
         older = self.state.older_columns
         if older is not None and partial is not None:
-            # Columns that the sink never writes are older than the rows that it writes.
-            left_alone = partial.unwritten if partial.is_always else ()
-            older = tuple(sorted({*older, *(name.lower() for name in (*partial.columns, *left_alone))}))
+            older = _with_older(older, partial)
 
         def maintained(remembered: Sequence[TombstoneFile]) -> tuple[TombstoneManifest, int]:
             files = (*remembered, *self._moved, *([self._written] if self._written else []))
@@ -307,6 +305,38 @@ def load_store(
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
     return TombstoneStore(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
+
+
+def noted_columns(table: Table, transaction: Transaction, partial: PartialUpdates) -> TombstoneManifest | None:
+    """Return what the table remembers, with the columns that a sink without tombstones makes older than their rows.
+
+    Other sinks merge whole rows where the manifest says that no column is older.
+
+    Args:
+        table: The target.
+        transaction: The version that is read.
+        partial: How the sink sets single columns.
+
+    Returns:
+        The manifest for the commit; None if the table remembers nothing, or these columns already.
+    """
+    if transaction.domain_metadata(DOMAIN) is None:
+        return None
+    fresh = TombstoneManifest(keys=(), sequence=(), older_columns=None)
+    state = manifest_of(table, transaction, fresh)
+    if not state.keys or state.older_columns is None:
+        return None
+    older = _with_older(state.older_columns, partial)
+    if older == state.older_columns:
+        return None
+    return replace(state, read_version=transaction.version, older_columns=older)
+
+
+def _with_older(known: Sequence[str], partial: PartialUpdates) -> tuple[str, ...]:
+    """Return the columns that may be older than their row, with those that single columns of a batch make so."""
+    # Columns that the sink never writes are older than the rows that it writes.
+    left_alone = partial.unwritten if partial.is_always else ()
+    return tuple(sorted({*known, *(name.lower() for name in (*partial.columns, *left_alone))}))
 
 
 def forget_state(spark: SparkSession, target: str) -> None:

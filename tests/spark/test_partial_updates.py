@@ -433,3 +433,19 @@ class TestWholeRows:
             2,
             [Row(id=1, a="a9", b="b5"), Row(id=2, a="a", b="b")],
         )
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", [{"unchanged_columns": "unset"}, {"columns": ["a", "seq"]}])
+def test_a_sink_without_tombstones_tells_others_which_columns_are_older_than_their_rows(
+    create_table, create_source, read_rows, deletion_vectors, options
+):
+    path = create_table(TARGET, [], deletion_vectors=deletion_vectors)
+    whole = merge_sink(path, keys="id", sequence_by="seq", columns=["id", "a", "b", "seq"])
+    single = merge_sink(path, keys="id", sequence_by="seq", tombstone_retention=dt.timedelta(0), **options)
+    whole.merge(create_source(TARGET, [(1, "a1", "b1", 1), (2, "a1", "b1", 1)]))
+    for at in (5, 6):
+        single.merge(create_source(SCHEMA, [(id_, f"a{at}", None, at, "u", ["b"]) for id_ in (1, 2)]))
+    whole.merge(create_source(TARGET, [(1, "a3", "b3", 3), (2, "a7", "b7", 7)]))
+    whole.merge(create_source(TARGET, [(1, "a2", "b2", 2), (2, "a4", "b4", 4)]))
+    assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a6", b="b3"), Row(id=2, a="a7", b="b7")]
