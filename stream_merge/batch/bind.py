@@ -35,6 +35,7 @@ from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import has_texts, in_type_of_target, stored_in, valid_texts, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
 from stream_merge.sql import column_of, quote
+from stream_merge.table.char_columns import char_columns
 from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
 from stream_merge.table.features import GENERATED
 from stream_merge.widening import wider
@@ -123,13 +124,16 @@ def _bound(
     config, batch = with_schema_changes(config, batch, changes, schema)
     batch = _with_types(batch, schema)
     batch = _with_values(batch, _by_name(config, batch.schema, schema))
-    config, batch = _as_in_partitions(config, batch, schema, partition_columns)
+    config, batch = _with_keys(config, batch, schema, partition_columns)
     if config.before is not None:
         config, batch = with_row_ids(config, batch, schema)
         return Bound(config=config, frame=batch, is_keyless=True, changes=changes)
     if config.alters_columns and not (config.columns or config.except_columns) and _lacks_columns(batch, schema):
         # Delta looks for each column of the table in the source, unless the schema may evolve.
         config = replace(config, merge_schema=True)
+    elif leaves_columns_out(config, batch, schema):
+        # These columns are then older than the rows, as where the sink says so itself.
+        config = replace(config, columns=tuple(batch.columns))
     config, batch = _with_sequence(config, batch, schema)
     if is_typed and config.keeps_order:
         batch = _typed_as_in_target(config, batch, schema)
@@ -151,6 +155,20 @@ def _bound(
         if config.columns:
             config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
     return Bound(config=config, frame=batch, partial=partial, changes=changes)
+
+
+def leaves_columns_out(config: SinkConfig, batch: DataFrame, schema: StructType) -> bool:
+    """Return whether a batch leaves columns of the table alone because the schema may evolve, in the order of changes.
+
+    Delta takes no batch without all of the table's columns otherwise.
+    """
+    return (
+        config.merge_schema
+        and config.keeps_order
+        and not config.alters_columns
+        and not config.sets_columns
+        and _lacks_columns(batch, schema)
+    )
 
 
 def _lacks_columns(batch: DataFrame, schema: StructType) -> bool:
@@ -183,17 +201,30 @@ def _with_types(batch: DataFrame, schema: StructType) -> DataFrame:
     return _with_values(batch, typed)
 
 
-def _as_in_partitions(
+def _with_keys(
     config: SinkConfig, batch: DataFrame, schema: StructType, partition_columns: Sequence[str]
 ) -> tuple[SinkConfig, DataFrame]:
-    """Make NULL of empty values in keys that partition the table, as Delta does when it writes them.
+    """Give values that are compared across batches one spelling, whatever the table's files make of them.
 
-    The keys that rows had or get (`old_key`, `new_key`) are treated alike, since they are compared with these.
+    Delta writes an empty value as NULL where it partitions the table, and blanks at the end of a CHAR may come and go
+    with the files. The keys that rows had or get (`old_key`, `new_key`) are treated alike, since they are compared with
+    these.
     """
-    nullable = empty_as_null(config.keys, partition_columns, batch.schema, schema)
-    if not nullable:
+    parts = [part for part in config.sequence_parts if isinstance(part, str)]
+    nullable = empty_as_null((*config.keys, *parts), partition_columns, batch.schema, schema)
+    padded = char_columns(schema) & {name.lower() for name in config.keys}
+    kinds = {
+        field.name: field.dataType
+        for field in batch.schema.fields
+        if field.name.lower() in nullable or (field.name.lower() in padded and isinstance(field.dataType, StringType))
+    }
+    if not kinds:
         return config, batch
-    kinds = {field.name: field.dataType for field in batch.schema.fields if field.name.lower() in nullable}
+
+    def spelt(name: str, value: Column) -> Column:
+        value = F.rtrim(value) if name.lower() in padded else value
+        return null_if_empty(value) if name.lower() in nullable else value
+
     fields = {name: kinds[kept] for name in config.keys for kept in kinds if kept.lower() == name.lower()}
 
     def of_moves(key: Expression | None) -> Expression | None:
@@ -201,11 +232,11 @@ def _as_in_partitions(
             return None
         value = column_of(key)
         for name, kind in fields.items():
-            value = value.withField(quote(name), null_if_empty(value.getField(name).cast(kind)))
+            value = value.withField(quote(name), spelt(name, value.getField(name).cast(kind)))
         return value
 
     config = replace(config, old_key=of_moves(config.old_key), new_key=of_moves(config.new_key))
-    return config, _with_values(batch, {name: null_if_empty(F.col(quote(name))) for name in kinds})
+    return config, _with_values(batch, {name: spelt(name, F.col(quote(name))) for name in kinds})
 
 
 def _with_values(batch: DataFrame, values: Mapping[str, Column]) -> DataFrame:

@@ -28,7 +28,7 @@ from stream_merge.partial_updates.registers import PartialUpdates, partial_claus
 from stream_merge.partial_updates.special_changes import own_columns
 from stream_merge.partial_updates.whole_rows import whole_row_clauses
 from stream_merge.sql import quote
-from stream_merge.table.char_columns import CHAR_VARCHAR
+from stream_merge.table.char_columns import CHAR_VARCHAR, char_columns
 from stream_merge.table.deletion_vectors import VectorCache
 from stream_merge.table.features import GENERATED
 from stream_merge.table.files import TableFiles
@@ -167,6 +167,7 @@ class SinkCaches:
             config,
             clauses,
             target=sql_name(spark, config.target),
+            padded=char_columns(transaction.struct_type),
             untouched_column=quote(columns[0]) if columns else "",
             to_sql=lambda expression: expression_sql(spark, expression),
             to_source_sql=lambda expression: qualified_sql(spark, expression, config.source_alias),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from stream_merge.batch.accept import Accepted
 from stream_merge.batch.bind import Bound, bind
@@ -36,6 +37,7 @@ from stream_merge.partial_updates.key_change_values import followed_moves
 from stream_merge.partial_updates.key_changes import Moves, find_moves, with_moves
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.sql import quote
+from stream_merge.table.char_columns import char_columns
 from stream_merge.table.files import KeyRange
 from stream_merge.tombstones.store import TombstoneStore
 
@@ -190,6 +192,9 @@ class Reduction:
         if bounds is not None:
             ranges = key_ranges_of(config.keys, bounds, self.resolved.key_pairs, self.transaction.schema)
         rows = self.rows_in(ranges)
+        padded = [key for key in config.keys if key.lower() in char_columns(self.transaction.struct_type)]
+        if padded:
+            rows = rows.withColumns({key: F.rtrim(quote(key)) for key in padded})
         in_struct = key_names(len(config.keys))
         pairs = [(rows[quote(name)], keys["key"][field]) for name, field in zip(config.keys, in_struct, strict=True)]
         is_null_safe = config.null_keys == "match"

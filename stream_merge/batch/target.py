@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, MapType, StructType
 
 from stream_merge.batch.alterations import prepare_columns
 from stream_merge.batch.applied import last_applied
-from stream_merge.batch.bind import bind
+from stream_merge.batch.bind import bind, leaves_columns_out
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.creation import create_table
 from stream_merge.bridge.extension import add_columns_and_feature
@@ -144,7 +144,8 @@ def missing_columns(config: SinkConfig, batch: DataFrame, schema: StructType) ->
         added = with_sequence(batch, config.sequence_parts, config.source_alias, None).schema[SEQUENCE]
         missing[SEQUENCE] = sql_type(added.dataType)
         schema.add(added)
-    if config.sets_columns and COLUMN_SEQUENCES not in schema.names:
+    sets_columns = config.sets_columns or leaves_columns_out(config, batch, schema)
+    if sets_columns and COLUMN_SEQUENCES not in schema.names:
         partial = bind(config, batch, schema, partition_columns=()).partial
         if partial is not None:
             missing[COLUMN_SEQUENCES] = sql_type(partial.sequences_type)

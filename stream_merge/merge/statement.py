@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from stream_merge.clauses import Action, Clause, Expression, When, find_clause_faults
@@ -113,14 +113,22 @@ def _not_older(config: SinkConfig) -> str | None:
     return f"NOT ({' OR '.join(f'({case})' for case in older)})"
 
 
-def merge_condition(config: SinkConfig) -> Expression:
-    """Return the ON condition: the user's, or equality of the keys."""
+def merge_condition(config: SinkConfig, padded: Collection[str]) -> Expression:
+    """Return the ON condition: the user's, or equality of the keys.
+
+    Args:
+        config: The sink.
+        padded: Lower-case names of the target's CHAR columns, which a batch has without blanks at the end.
+    """
     if config.on is not None:
         return config.on
     equals = "<=>" if config.null_keys == "match" else "="
-    return " AND ".join(
-        f"{quote(config.target_alias, key)} {equals} {quote(config.source_alias, key)}" for key in config.keys
-    )
+
+    def of_target(key: str) -> str:
+        column = quote(config.target_alias, key)
+        return f"rtrim({column})" if key.lower() in padded else column
+
+    return " AND ".join(f"{of_target(key)} {equals} {quote(config.source_alias, key)}" for key in config.keys)
 
 
 def merge_sql(
@@ -128,6 +136,7 @@ def merge_sql(
     clauses: Iterable[Clause],
     *,
     target: str,
+    padded: Collection[str],
     untouched_column: str,
     to_sql: Callable[[Expression], str],
     to_source_sql: Callable[[Expression], str],
@@ -139,6 +148,7 @@ def merge_sql(
         config: The sink.
         clauses: Its effective clauses.
         target: The target as written in SQL.
+        padded: Lower-case names of the target's CHAR columns.
         untouched_column: A column of the target, in backticks, that an UPDATE without assignments sets to itself.
         to_sql: Returns an expression as SQL; raises this library's error if it is invalid.
         to_source_sql: The same, with every unqualified name qualified with the source.
@@ -159,7 +169,7 @@ def merge_sql(
     lines = [
         f"MERGE {evolution}INTO {target} AS {quote(config.target_alias)}",
         f"USING stream_merge_source AS {quote(config.source_alias)}",
-        f"ON {render(merge_condition(config))}",
+        f"ON {render(merge_condition(config, padded))}",
     ]
     # SQL requires clauses grouped by kind; the order between kinds has no meaning.
     for clause in sorted(clauses, key=lambda clause: list(When).index(clause.when)):

@@ -1,4 +1,4 @@
-"""Removes the blanks with which Spark pads a CHAR, at any depth of a column."""
+"""Finds CHAR columns, and removes the blanks with which Spark pads a CHAR, at any depth of a column."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from pyspark.sql import types as T
 CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 """Metadata key that holds the declared type of a column that is or contains a CHAR or VARCHAR, which are STRING in the
 schema."""
+
+
+def char_columns(schema: T.StructType) -> frozenset[str]:
+    """Return the lower-case names of the columns that are a CHAR.
+
+    Blanks at the end of a CHAR do not count. Files have them or not: a DataFrame is written as it is, an INSERT in SQL
+    pads it, and so does whatever rewrites a file by Spark's plans, such as OPTIMIZE.
+    """
+    declared = {field.name.lower(): (field.metadata or {}).get(CHAR_VARCHAR) for field in schema.fields}
+    return frozenset(name for name, text in declared.items() if text and _is_char(text))
+
+
+def _is_char(declared: str) -> bool:
+    return isinstance(T.DataType.fromDDL(declared), T.CharType)
 
 
 def without_padding(value: Column, column: T.StructField) -> Column:

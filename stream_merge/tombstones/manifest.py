@@ -74,6 +74,7 @@ class TombstoneManifest:
         contents: Lower-case names of the columns by which rows without a key are compared, in the order in which their
             ids have them; none if it was not noted.
         holder: The columns that hold the sequence of a row; none if they were not noted.
+        fields: The paths of the fields inside keys and sequence, as they are spelt; none if they were not noted.
     """
 
     keys: tuple[str, ...]
@@ -87,6 +88,7 @@ class TombstoneManifest:
     columns: tuple[str, ...] = ()
     contents: tuple[str, ...] = ()
     holder: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -119,6 +121,7 @@ class TombstoneManifest:
             columns=tuple(values.pop("columns", ())),
             contents=tuple(values.pop("contents", ())),
             holder=tuple(values.pop("holder", ())),
+            fields=tuple(values.pop("fields", ())),
             **values,
         )
 
@@ -131,6 +134,13 @@ class TombstoneManifest:
         check_keys(name, self.keys, expected.keys)
         if self.sequence != expected.sequence:
             raise _changed(name, "sequence_by", ", ".join(self.sequence), ", ".join(expected.sequence))
+        lost = [path for path in self.fields if path not in expected.fields]
+        if lost:
+            raise ConfigurationChangedError(
+                f"{name} has no field {', '.join(lost)} any more, which its keys or its sequence had when deletes were "
+                "remembered, so rows and deletes cannot be compared. Give the field its name back, or, if the order of "
+                "the changes so far does not count, call reset_state() of the sink once."
+            )
 
 
 def check_keys(name: str, written: Sequence[str], now: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.bridge.expressions import expression_sql
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
@@ -276,15 +277,18 @@ def load_store(
     """
     if not config.keeps_tombstones:
         return None
+    schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
+    compared = {name.lower() for name in (*ordered.keys, *ordered.sequence_columns)}
+    fields = sorted(path for name in compared & schema.keys() for path in _fields_in(schema[name], name))
     fresh = TombstoneManifest(
         keys=ordered.keys,
         sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
         older_columns=None if had_registers else (),
+        fields=tuple(fields),
     )
     state = manifest_of(table, transaction, fresh)
     state.check(table.name, fresh)
-    state = replace(state, holder=ordered.sequence_columns)
-    schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
+    state = replace(state, holder=ordered.sequence_columns, fields=fresh.fields)
     absent = [key for key in ordered.keys if key.lower() not in schema]
     if absent:
         raise UnresolvedColumnError(
@@ -305,6 +309,23 @@ def load_store(
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)
     return TombstoneStore(tombstones=tombstones, state=state, retention_ms=retention_ms, reach=reach)
+
+
+def _fields_in(kind: DataType, path: str) -> Iterator[str]:
+    """Yield the paths of the fields inside a column, as they are spelt: so they stand in JSON."""
+    match kind:
+        case StructType():
+            for each in kind.fields:
+                below = f"{path}.{each.name}"
+                yield below
+                yield from _fields_in(each.dataType, below)
+        case ArrayType():
+            yield from _fields_in(kind.elementType, f"{path}.element")
+        case MapType():
+            yield from _fields_in(kind.keyType, f"{path}.key")
+            yield from _fields_in(kind.valueType, f"{path}.value")
+        case _:
+            pass
 
 
 def noted_columns(table: Table, transaction: Transaction, partial: PartialUpdates) -> TombstoneManifest | None:

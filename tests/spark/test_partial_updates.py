@@ -449,3 +449,23 @@ def test_a_sink_without_tombstones_tells_others_which_columns_are_older_than_the
     whole.merge(create_source(TARGET, [(1, "a3", "b3", 3), (2, "a7", "b7", 7)]))
     whole.merge(create_source(TARGET, [(1, "a2", "b2", 2), (2, "a4", "b4", 4)]))
     assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a6", b="b3"), Row(id=2, a="a7", b="b7")]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("order", [(1, 3, 5), (1, 5, 3), (5, 3, 1), (3, 5, 1)])
+def test_a_batch_that_lacks_a_column_where_the_schema_may_evolve(
+    create_table, create_source, read_rows, deletion_vectors, order
+):
+    """Delta leaves the column alone, so it is older than the row from then on."""
+    path = create_table("id INT, a STRING, b STRING, s BIGINT", [], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="id", sequence_by="s", merge_schema=True)
+    for at in order:
+        if at == 5:
+            sink.merge(create_source("id INT, a STRING, s BIGINT", [(1, "a5", 5)]))
+        else:
+            sink.merge(create_source("id INT, a STRING, b STRING, s BIGINT", [(1, f"a{at}", f"b{at}", at)]))
+    assert read_rows(path, "id", "a", "b", "s") == [Row(id=1, a="a5", b="b3", s=5)]
+    sink.merge(
+        create_source("id INT, a STRING, b STRING, c INT, s BIGINT", [(1, "a6", "b6", 6, 6), (2, "x", "y", 1, 1)])
+    )
+    assert read_rows(path, "id", "b", "c") == [Row(id=1, b="b6", c=6), Row(id=2, b="y", c=1)]

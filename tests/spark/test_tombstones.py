@@ -117,6 +117,38 @@ def test_another_sink_with_its_keys_in_another_order_is_faster(create_table, cre
     assert read_rows(path, "a", "B", "v") == [Row(a=2, B=1, v="other"), Row(a=9, B=8, v="z")]
 
 
+@pytest.mark.core
+@pytest.mark.every_case
+@pytest.mark.parametrize("column", ["k", "seq"])
+@pytest.mark.parametrize("kind", ["STRUCT<x: INT, Y: INT>", "STRUCT<a: STRUCT<x: INT, Y: INT>>"])
+def test_a_field_of_keys_or_sequence_that_has_another_name(spark, table_path, read_rows, column, kind):
+    """The files of tombstones have the fields by name: renamed ones would be NULL, and every delete forgotten."""
+    kinds = {"k": "INT", "seq": "INT", "v": "STRING"} | {column: kind}
+    columns = ", ".join(map(" ".join, kinds.items()))
+    spark.sql(
+        f"CREATE TABLE delta.`{table_path}` ({columns}) USING delta TBLPROPERTIES ('delta.columnMapping.mode'='name')"
+    )
+    sink = merge_sink(table_path, keys="k", sequence_by="seq", delete_when="v = 'd'")
+
+    def merge(at, value, x="x"):
+        number = 1 if column == "k" else at
+        inner = f"named_struct('{x}', {number}, 'y', 0)"
+        inner = f"named_struct('a', {inner})" if "STRUCT<a" in kind else inner
+        texts = {"k": "1", "seq": str(at), "v": f"'{value}'"} | {column: inner}
+        return sink.merge(spark.sql("SELECT " + ", ".join(f"{text} AS {name}" for name, text in texts.items())))
+
+    merge(5, "d")
+    path = f"{column}.a" if "STRUCT<a" in kind else column
+    spark.sql(f"ALTER TABLE delta.`{table_path}` RENAME COLUMN {path}.x TO z")
+    with pytest.raises(ConfigurationChangedError, match=rf"no field {path}\.x any more"):
+        merge(3, "late", x="z")
+    spark.sql(f"ALTER TABLE delta.`{table_path}` RENAME COLUMN {path}.z TO x")
+    assert merge(3, "late").num_outdated_rows == 1
+    assert read_rows(table_path) == []
+    merge(9, "new")
+    assert read_rows(table_path, "v") == [Row(v="new")]
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("statement", "options"),
