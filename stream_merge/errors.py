@@ -30,6 +30,7 @@ __all__ = [
     "ParkingError",
     "QuarantineLimitError",
     "RouterError",
+    "SchemaChangedError",
     "SchemaMismatchError",
     "SchemaRegistryError",
     "SourceLostError",

@@ -73,7 +73,7 @@ def first_attempt(
         tell_unordered(batch.config, target.transaction, batch.caches.told)
         transaction = prepare_target(batch.config, batch.frame, target.table, target.transaction)
         bound = _bound(batch, target.table, transaction)
-        tell_schema_changes(batch.name, bound.changes, batch.caches.told)
+        tell_schema_changes(batch.name, bound.changes, batch.config.schema_changes, batch.caches.told)
         opened = Opened(transaction=transaction, had_registers=had_registers)
         store = _load_store(batch, bound.config, target.table, opened)
         bound = _with_keys_of(store, bound)

@@ -34,6 +34,7 @@ from stream_merge.clauses import Expression
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.config import SinkConfig
 from stream_merge.errors import SchemaChangedError
+from stream_merge.merge.fields_by_name import with_fields_of
 from stream_merge.sql import column_of, quote
 from stream_merge.tombstones.history import columns_of_batches
 from stream_merge.widening import in_shape, is_widened, keeps_text, lacks_fields, wider
@@ -293,18 +294,24 @@ def with_schema_changes(
         if each.name.lower() in widened
     }
 
+    # Delta would leave the fields alone that a struct lacks: how old they are would stand nowhere.
+    lacking = set() if config.before is not None else {name.lower() for name in changes.incomplete}
+
     def columns() -> Iterator[Column]:
         for name in batch.columns:
             value = F.col(quote(name))
             if name in changes.replaced:
                 yield F.lit(None).cast(types[name.lower()]).alias(name)
                 yield value.alias(changes.replaced[name])
-            else:
-                yield value.cast(casts[name]).alias(name) if name in casts else value
+                continue
+            value = value.cast(casts[name]) if name in casts else value
+            if name.lower() in lacking:
+                value = with_fields_of(value, casts.get(name, batch.schema[name].dataType), types[name.lower()])
+            yield value.alias(name)
         for each in changes.dropped:
             yield F.lit(None).cast(each.dataType).alias(each.name)
 
-    if casts or changes.replaced or changes.dropped:
+    if casts or changes.replaced or changes.dropped or lacking:
         batch = batch.select(*columns())
     if changes.needs_evolution:
         config = replace(config, merge_schema=True)
@@ -353,21 +360,27 @@ def written_names(config: SinkConfig, columns: Collection[str]) -> set[str]:
     return {name for name in names if not name.startswith(RESERVED_PREFIX)}
 
 
-def tell_schema_changes(name: str, changes: SchemaChanges, told: set[str]) -> None:
+def tell_schema_changes(name: str, changes: SchemaChanges, mode: str | None, told: set[str]) -> None:
     """Log what has changed, each change once.
 
     Args:
         name: The batch's name.
         changes: What it asks of the table.
+        mode: The sink's `schema_changes`.
         told: What was logged before, to which this is added.
     """
     texts = dict.fromkeys(replace(changes, misfits=()).texts(), logging.INFO)
     for column, kept, sent in changes.misfits:
         kinds = kept.simpleString().upper(), sent.simpleString().upper()
+        way_out = 'set schema_changes="lenient", which gives the values a column of their own'
+        if mode == "lenient":
+            way_out = (
+                f"see why schema_changes gives the values no column of their own: {column}__{_in_name(sent)} is taken, "
+                f"or {column} is a key or decides what a change does"
+            )
         texts[
             f"{column} is {kinds[1]} in the source and {kinds[0]} in the table; a value that {kinds[0]} cannot hold is "
-            "an error, or goes to the quarantine. Give the table a column of the new type, or set "
-            'schema_changes="lenient", which gives the values a column of their own'
+            f"an error, or goes to the quarantine. Give the table a column of the new type, or {way_out}"
         ] = logging.WARNING
     for column, other in changes.replaced.items():
         texts[

@@ -55,7 +55,7 @@ def _integer(raw: str, field: Field, handling: Handling) -> str:
     if field.kind in ("Decimal", "VariableScaleDecimal"):
         return f"try_cast({decimal_text(raw, field, decimals=handling.decimals)} AS {sql_type})"
     if field.kind == "Bits":
-        return f"try_cast(conv({_bits_hex(raw)}, 16, 10) AS {sql_type})"
+        return f"try_cast({_bits_number(raw)} AS {sql_type})"
     return f"try_cast({raw} AS {sql_type})"
 
 
@@ -88,7 +88,7 @@ def _decimal(raw: str, field: Field, handling: Handling) -> str:
 
 def _boolean(raw: str, field: Field, handling: Handling) -> str:  # noqa: ARG001 - as all decoders
     if field.kind == "Bits":
-        return f"CASE conv({_bits_hex(raw)}, 16, 10) WHEN '0' THEN false WHEN '1' THEN true END"
+        return f"CASE {_bits_number(raw)} WHEN '0' THEN false WHEN '1' THEN true END"
     return f"try_cast({raw} AS BOOLEAN)"
 
 
@@ -224,14 +224,25 @@ def _bits_hex(raw: str) -> str:
     )
 
 
+def _bits_number(raw: str) -> str:
+    """Return SQL for the number as text; NULL if it has more than 64 bits, at which `conv` would end the query."""
+    return let(
+        f"trim(LEADING '0' FROM {_bits_hex(raw)})",
+        lambda digits: f"CASE WHEN length({digits}) <= 16 THEN conv(concat('0', {digits}), 16, 10) END",
+    )
+
+
 def _bits_text(raw: str, length: int | None) -> str:
     digit = lambda_name()
 
     def bits(digits: str) -> str:
         nibbles = f"transform(split({digits}, ''), {digit} -> lpad(conv({digit}, 16, 2), 4, '0'))"
         joined = f"array_join({nibbles}, '')"
+        if length is None:
+            return joined
         # Trailing zero bytes are not sent.
-        return joined if length is None else f"right(concat(repeat('0', {length}), {joined}), {length})"
+        padded = f"right(concat(repeat('0', {length}), {joined}), {length})"
+        return f"CASE WHEN length(trim(LEADING '0' FROM {joined})) <= {length} THEN {padded} END"
 
     return let(_bits_hex(raw), bits)
 

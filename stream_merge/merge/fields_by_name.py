@@ -1,10 +1,12 @@
-"""Puts the fields of structs in another order: Spark casts and compares them by position, MERGE sets them by name."""
+"""Gives structs the fields of others, by name: Spark casts and compares them by position, MERGE sets them by name."""
 
 from __future__ import annotations
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from stream_merge.widening import lacks_fields
 
 
 def has_same_fields(given: DataType, kept: DataType) -> bool:
@@ -76,6 +78,44 @@ def in_order_of(value: Column, given: DataType, kept: DataType) -> Column:
                 lambda entry: F.struct(
                     in_order_of(entry["key"], given.keyType, kept.keyType).alias("key"),
                     in_order_of(entry["value"], given.valueType, kept.valueType).alias("value"),
+                ),
+            )
+            return F.map_from_entries(entries)
+        case _:
+            return value
+
+
+def with_fields_of(value: Column, given: DataType, kept: DataType) -> Column:
+    """Return a value whose structs have the fields of another type, NULL where they lack them, and then their own.
+
+    Args:
+        value: The value.
+        given: Its type.
+        kept: The other type.
+    """
+    if not lacks_fields(given, kept):
+        return value
+    match given, kept:
+        case StructType(), StructType():
+            fields = {field.name.lower(): field for field in given.fields}
+            parts = []
+            for theirs in kept.fields:
+                mine = fields.pop(theirs.name.lower(), None)
+                if mine is None:
+                    parts.append(F.lit(None).cast(theirs.dataType).alias(theirs.name))
+                else:
+                    part = with_fields_of(value.getField(mine.name), mine.dataType, theirs.dataType)
+                    parts.append(part.alias(mine.name))
+            parts += [value.getField(mine.name).alias(mine.name) for mine in fields.values()]
+            return F.when(value.isNotNull(), F.struct(*parts))
+        case ArrayType(), ArrayType():
+            return F.transform(value, lambda item: with_fields_of(item, given.elementType, kept.elementType))
+        case MapType(), MapType():
+            entries = F.transform(
+                F.map_entries(value),
+                lambda entry: F.struct(
+                    with_fields_of(entry["key"], given.keyType, kept.keyType).alias("key"),
+                    with_fields_of(entry["value"], given.valueType, kept.valueType).alias("value"),
                 ),
             )
             return F.map_from_entries(entries)

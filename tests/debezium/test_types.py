@@ -325,8 +325,25 @@ def test_bit_strings_keep_their_zeros(spark):
         (Field("STRING", "io.debezium.data.Bits", length=5), "BQ==", "00101"),
         (Field("STRING", "io.debezium.data.Bits", length=12), "AQI=", "001000000001"),
         (Field("STRING", "io.debezium.data.Bits", length=5), "", "00000"),
+        # Zero bytes at the end say nothing.
+        (Field("STRING", "io.debezium.data.Bits", length=5), "BQAA", "00101"),
+        (Field("STRING", "io.debezium.data.Bits"), base64.b64encode(b"\xff" * 9).decode(), "1" * 72),
         (Field("BIGINT", "io.debezium.data.Bits", length=12), "AQI=", 513),
+        (Field("BIGINT", "io.debezium.data.Bits"), base64.b64encode(b"\1" + bytes(20)).decode(), 1),
+        (Field("BIGINT", "io.debezium.data.Bits"), "", 0),
         (Field("BINARY", "io.debezium.data.Bits", length=12), "AQI=", b"\x01\x02"),
+    )
+
+
+def test_bit_strings_that_are_too_long_are_errors(spark):
+    check_misfits(
+        spark,
+        (Field("STRING", "io.debezium.data.Bits", length=12), base64.b64encode(b"\xff" * 3).decode()),
+        (Field("STRING", "io.debezium.data.Bits", length=12), base64.b64encode(b"\1\0\1").decode()),
+        (Field("STRING", "io.debezium.data.Bits", length=12), base64.b64encode(b"\xff\xff").decode()),
+        (Field("BIGINT", "io.debezium.data.Bits"), base64.b64encode(b"\xff" * 8).decode()),
+        (Field("BIGINT", "io.debezium.data.Bits"), base64.b64encode(b"\xff" * 9).decode()),
+        (Field("BOOLEAN", "io.debezium.data.Bits"), base64.b64encode(bytes(8) + b"\1").decode()),
     )
 
 

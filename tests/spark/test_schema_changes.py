@@ -499,3 +499,47 @@ def test_columns_that_others_add_keep_their_values(
     gone = None if options == {"sequence_by": "s"} else 4
     expected = [(1, 5, 5, "x", 1, gone), (2, 5, 5, None, 2, None), (4, 3, 3, None, None, None)]
     assert read_rows(path, "id", "s", "n", "theirs", "later", "gone") == expected
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("mode", ["evolve", "lenient"])
+@pytest.mark.parametrize("order", [(1, 3, 5, 6), (6, 1, 5, 3), (5, 1, 3, 6), (6, 5, 3, 1)])
+def test_a_field_that_the_source_has_dropped(create_table, create_source, read_rows, deletion_vectors, mode, order):
+    """As a column: NULL in rows that change, in whatever order the changes come."""
+    kind = "STRUCT<x: INT, y: INT, in: STRUCT<a: INT, B: STRING>>"
+    path = create_table(f"id INT, p {kind}, l ARRAY<{kind}>, s BIGINT", [], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="id", sequence_by="s", schema_changes=mode)
+    whole, less = (1, 2, (3, "b")), (5, (7,))
+    batches = {
+        1: create_source(f"id INT, p {kind}, l ARRAY<{kind}>, s BIGINT", [(1, whole, [whole], 1), (2, whole, [], 1)]),
+        3: create_source(f"id INT, p {kind}, l ARRAY<{kind}>, s BIGINT", [(1, whole, [whole], 3), (3, whole, None, 3)]),
+        5: create_source(
+            "id INT, p STRUCT<x: BIGINT, in: STRUCT<a: INT>>, l ARRAY<STRUCT<x: INT, in: STRUCT<a: INT>>>, s BIGINT",
+            [(1, less, [less, None], 5), (2, None, None, 5), (4, less, [less], 5)],
+        ),
+        6: create_source(f"id INT, p {kind}, l ARRAY<{kind}>, s BIGINT", [(4, whole, [whole], 6)]),
+    }
+    for at in order:
+        sink.merge(batches[at])
+    left = (5, None, (7, None))
+    assert read_rows(path, "id", "p", "l") == [
+        (1, left, [left, None]),
+        (2, None, None),
+        (3, whole, None),
+        (4, whole, [whole]),
+    ]
+
+
+@pytest.mark.parametrize("sent", ["age STRING, age__string INT", "age STRING"])
+def test_lenient_tells_why_values_get_no_column_of_their_own(create_table, create_source, read_rows, caplog, sent):
+    has_own = "age__string" in sent
+    path = create_table(
+        "id INT, age INT, age__string DATE, s BIGINT" if not has_own else "id INT, age INT, s BIGINT", []
+    )
+    sink = merge_sink(path, keys="id", sequence_by="s", schema_changes="lenient")
+    caplog.set_level(logging.WARNING, logger="stream_merge")
+    sink.merge(create_source(f"id INT, {sent}, s BIGINT", [(1, "7", *([8] if has_own else []), 1)]))
+    assert read_rows(path, "id", "age") == [(1, 7)]
+    (warning,) = [text for text in caplog.messages if "age is STRING in the source" in text]
+    assert "age__string is taken" in warning
+    assert 'set schema_changes="lenient"' not in warning
