@@ -123,6 +123,24 @@ class TestOrder:
         assert read_rows(path) == [Row(id=1, v="x", seq=3), Row(id=3, v="n", seq=None), Row(id=4, v="r", seq=3)]
         assert (result.num_superseded_rows, result.num_tied_keys, result.num_source_rows) == (4, 0, 4)
 
+    @pytest.mark.parametrize("empty", ["", "__HIVE_DEFAULT_PARTITION__"])
+    def test_an_empty_sequence_that_partitions_the_table_is_missing(
+        self, create_table, create_source, read_rows, tmp_path, empty
+    ):
+        """Delta writes it as NULL, so it is as old as NULL, whether both come in one batch or in two."""
+        schema = "id INT, v STRING, seq STRING, op STRING"
+        changes = [(1, "empty", empty, "u"), (2, "empty", empty, "u"), (1, "none", None, "u"), (2, "five", "5", "u")]
+        paths = [
+            create_table("id INT, v STRING, seq STRING", partition_by=["seq"], path=str(tmp_path / name))
+            for name in ("once", "twice")
+        ]
+        once, twice = map(keyed, paths)
+        assert once.merge(create_source(schema, changes)).num_tied_keys == 1
+        assert [row["v"] for row in read_rows(paths[0]) if row["id"] == 2] == ["five"]
+        twice.merge(create_source(schema, changes[:2]))
+        twice.merge(create_source(schema, changes[2:]))
+        assert read_rows(paths[1]) == [Row(id=1, v="none", seq=None), Row(id=2, v="five", seq="5")]
+
     def test_a_missing_sequence_is_older_than_any(self, create_table, create_source, read_rows):
         path = create_table(TARGET, [(1, "a", 1), (2, "b", None)])
         changes = [(1, "x", None, "u"), (2, "y", None, "u"), (2, "z", 0, "u")]
