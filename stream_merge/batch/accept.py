@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -13,8 +14,9 @@ from pyspark.sql import functions as F
 from stream_merge.batch.bind import Bound, bind, in_order_of_target
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.schema_changes import with_schema_changes, without_schema_changes
-from stream_merge.bridge.materialized import materialized
-from stream_merge.bridge.sessions import summary
+from stream_merge.bridge.materialized import materialized, materialized_while
+from stream_merge.bridge.sessions import plan, planned_at_once
+from stream_merge.bridge.source_size import in_its_task
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Clause
 from stream_merge.partial_updates.special_changes import special_changes, without_truncates
@@ -74,6 +76,7 @@ def accepted(
             resolved = batch.caches.resolve(frame, transaction, bound.config, clauses, bound.partial).analysed
             special = resolved.once("special changes", lambda: special_changes(bound.config, bound.partial))
             _, changed = with_schema_changes(batch.config, rows, changes, schema)
+            changed = in_its_task(changed, batch.frame, batch.query)
             judged = _quarantine(batch, bound, transaction).accepted(changed, frame, resolved, special)
             kept, num_quarantined_rows, counts = stack.enter_context(judged)
             rows = without_schema_changes(kept, rows.columns, changes)
@@ -81,8 +84,9 @@ def accepted(
             once = batch.caches.expressions(batch.frame, transaction)
             special = once("special changes", lambda: special_changes(bound.config, bound.partial))
         if special and not counts:
-            rows = stack.enter_context(materialized(rows))
-            counts = _counted(rows, bound, special)
+            few = in_its_task(rows, batch.frame, batch.query)
+            rows, planned = stack.enter_context(materialized_while(few, partial(_counts, bound=bound, special=special)))
+            counts = planned.collect()[0].asDict()
         if bound.is_keyless and rows is batch.frame:
             # After a conflict rows are paired anew.
             rows = stack.enter_context(materialized(rows))
@@ -111,6 +115,7 @@ def _quarantine(batch: MicroBatch, bound: Bound, transaction: Transaction) -> Qu
     )
 
 
-def _counted(rows: DataFrame, bound: Bound, special: Sequence[Column]) -> dict[str, Any]:
-    counts = summary(rows.alias(bound.config.source_alias), *special, F.count(F.lit(1)).alias("rows"))
-    return counts.asDict()
+def _counts(rows: DataFrame, bound: Bound, special: Sequence[Column]) -> DataFrame:
+    """Return the numbers of special changes and of all rows, planned while the rows are still being evaluated."""
+    named = rows.alias(bound.config.source_alias)
+    return plan(planned_at_once(named.agg(*special, F.count(F.lit(1)).alias("rows"))))

@@ -224,7 +224,6 @@ def reduced(reduction: Reduction, call: Callable[[DataFrame], T]) -> Iterator[tu
         # Rows that are counted already are reduced in one task without a shuffle, if they are few.
         is_small = changes.num_rows is None and is_known_to_be_small(batch.frame, batch.query)
         if is_small and is_computed_in_one_task(batch.frame):
-            # Spark does not know that a source has one partition, and would shuffle.
             reduction = replace(reduction, changes=replace(changes, rows=changes.rows.coalesce(1)))
         rows = _reducer(reduction)(reduction, stack)
         # The changes that hand values on are joined in many small stages.

@@ -47,14 +47,22 @@ def is_known_to_be_small(frame: DataFrame, query: RunningQuery | None) -> bool:
     return number is not None and number <= _SMALL_OFFSETS
 
 
-def is_computed_in_one_task(frame: DataFrame) -> bool:
-    """Return whether one task certainly computes a small batch, so that nothing is lost by saying so.
+def in_its_task(rows: DataFrame, frame: DataFrame, query: RunningQuery | None) -> DataFrame:
+    """Return rows of a small batch that one task computes as one partition, so that no later step needs a shuffle.
 
     Spark does not know it of a micro-batch, nor of a file before its scan is planned.
 
     Args:
+        rows: Rows that are computed from the batch alone.
         frame: The batch.
+        query: The running query, if it is a streaming query's batch.
     """
+    is_one = is_known_to_be_small(frame, query) and is_computed_in_one_task(frame)
+    return rows.coalesce(1) if is_one else rows
+
+
+def is_computed_in_one_task(frame: DataFrame) -> bool:
+    """Return whether one task computes a batch, whatever its size."""
     try:
         plan = frame._jdf.queryExecution().analyzed()
         leaves = list(items(plan.collectLeaves()))

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
 from stream_merge.bridge.creation import create_table
 from stream_merge.bridge.jvm import conflict_name
-from stream_merge.bridge.materialized import materialized
-from stream_merge.bridge.sessions import summary
+from stream_merge.bridge.materialized import materialized_while
+from stream_merge.bridge.sessions import plan, planned_at_once
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import (
     location,
@@ -129,8 +129,13 @@ class Quarantine:
             yield batch, 0, {}
             return
         rows = resolved.source(batch.select("*", *judgement.missing)).alias(self.config.source_alias)
-        with materialized(rows.select(*judgement.columns, judgement.reasons)) as judged:
-            num_rejected, counts = self._check_limit(judged, judgement, special)
+
+        def counted(judged: DataFrame) -> DataFrame:
+            named = judged.alias(self.config.source_alias)
+            return plan(planned_at_once(named.agg(*special, *judgement.counts)))
+
+        with materialized_while(rows.select(*judgement.columns, judgement.reasons), counted) as (judged, planned):
+            num_rejected, counts = self._check_limit(planned.collect()[0], judgement.checks)
             if num_rejected:
                 self._set_aside(judged.where(judgement.is_rejected), batch.schema, num_rejected)
             yield judged.where(~judgement.is_rejected).select(*judgement.columns), num_rejected, counts
@@ -168,12 +173,8 @@ class Quarantine:
             ],
         )
 
-    def _check_limit(
-        self, judged: DataFrame, judgement: _Judgement, special: Sequence[Column]
-    ) -> tuple[int, Mapping[str, Any]]:
-        """Count the rejected rows and the special changes in one pass, and log the reasons."""
-        checks = judgement.checks
-        row = summary(judged.alias(self.config.source_alias), *special, *judgement.counts)
+    def _check_limit(self, row: Row, checks: Sequence[Check]) -> tuple[int, Mapping[str, Any]]:
+        """Return the numbers of rejected rows and of special changes among what was counted, and log the reasons."""
         num_rows, num_rejected = row["rows"], row["rejected"]
         others: dict[str, Any] = {name: row[name] for name in (*SPECIAL, "rows") if name in row.asDict()}
         if not num_rejected:

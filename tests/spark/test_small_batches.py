@@ -130,6 +130,11 @@ def test_a_small_batch_is_reduced_in_one_job(
     assert (result.locator, result.num_superseded_rows, result.num_target_rows_updated) == ("index", 60, 54)
 
 
+def jobs_that_read(spark: SparkSession, since: int) -> list[Any]:
+    jobs = [job for job in jobs_since(spark, since) if job.description().isDefined()]
+    return [job for job in jobs if job.description().get().endswith("read the source")]
+
+
 @pytest.mark.parametrize(("kind", "num_stages"), [("file", 1), ("stream", 1), ("files", 2), ("repartitioned", 2)])
 def test_what_one_task_computes_is_reduced_by_that_task(
     spark: SparkSession,
@@ -152,12 +157,35 @@ def test_what_one_task_computes_is_reduced_by_that_task(
     else:
         batch = spark.read.schema(schema).parquet(str(tmp_path / "changes"))
         sink.merge(batch.repartition(3) if kind == "repartitioned" else batch)
-    read = [job for job in jobs_since(spark, since) if job.description().get().endswith("read the source")]
+    read = jobs_that_read(spark, since)
     first = min(read, key=lambda job: job.jobId())
     # Before a shuffle, the rows of a frame that the user distributes are distributed.
     assert first.stageIds().size() == num_stages + (kind == "repartitioned")
     expected = {n % 60: (n, str(float("nan") if n % 7 == 0 else n / 2)) for n in range(60, 120)}
     assert {row["k"]: (row["s"], str(row["v"])) for row in read_rows(path)} == expected
+
+
+@pytest.mark.parametrize("options", [{"unchanged_columns": "array()"}, {"error_column": "IF(k < 0, 'negative', NULL)"}])
+def test_no_step_of_what_one_task_computes_has_a_shuffle(
+    spark: SparkSession,
+    create_table: CreateTable,
+    read_rows: Callable[[str], list[Row]],
+    tmp_path: Path,
+    options: dict[str, str],
+) -> None:
+    """Special changes and rejected rows are counted before the newest changes are chosen."""
+    schema = "k bigint, s bigint, v double"
+    path = create_table(schema, [(n, 0, 0.0) for n in range(50)], deletion_vectors=True)
+    rows = spark.range(120).selectExpr("id % 60 AS k", "id AS s", "IF(id = 119, null, id / 2D) AS v")
+    rows.coalesce(1).write.parquet(str(tmp_path / "changes"))
+    sink = merge_sink(path, keys="k", sequence_by="s", **options)
+    for _ in range(2):
+        since = next_job_id(spark)
+        sink.merge(spark.read.schema(schema).parquet(str(tmp_path / "changes")))
+        read = jobs_that_read(spark, since)
+        assert len(read) >= 3
+        assert {job.stageIds().size() for job in read} == {1}
+    assert {row["k"]: row["v"] for row in read_rows(path)} == {k: (k + 60) / 2 if k < 59 else None for k in range(60)}
 
 
 class Records(SimpleDataSourceStreamReader):
