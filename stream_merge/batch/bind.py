@@ -38,7 +38,7 @@ from stream_merge.sql import column_of, quote
 from stream_merge.table.char_columns import char_columns
 from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
 from stream_merge.table.features import GENERATED
-from stream_merge.widening import wider
+from stream_merge.widening import lacks_fields, wider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +160,17 @@ def _bound(
 def leaves_columns_out(config: SinkConfig, batch: DataFrame, schema: StructType) -> bool:
     """Return whether a batch leaves columns of the table alone because the schema may evolve, in the order of changes.
 
-    Delta takes no batch without all of the table's columns otherwise.
+    Delta takes no batch without all of the table's columns otherwise. The age of the columns is not kept if the table
+    has generated columns, which no change of single columns sets, or if the batch lacks fields of a struct, which it
+    would set to NULL.
     """
-    return (
-        config.merge_schema
-        and config.keeps_order
-        and not config.alters_columns
-        and not config.sets_columns
-        and _lacks_columns(batch, schema)
+    if not config.merge_schema or not config.keeps_order or config.alters_columns or config.sets_columns:
+        return False
+    if not _lacks_columns(batch, schema) or any(GENERATED in (field.metadata or {}) for field in schema.fields):
+        return False
+    kinds = {field.name.lower(): field.dataType for field in schema.fields}
+    return not any(
+        lacks_fields(field.dataType, kinds.get(field.name.lower(), field.dataType)) for field in batch.schema.fields
     )
 
 

@@ -294,8 +294,7 @@ def with_schema_changes(
         if each.name.lower() in widened
     }
 
-    # Delta would leave the fields alone that a struct lacks: how old they are would stand nowhere.
-    lacking = set() if config.before is not None else {name.lower() for name in changes.incomplete}
+    lacking = _filled(config, batch, changes)
 
     def columns() -> Iterator[Column]:
         for name in batch.columns:
@@ -319,6 +318,18 @@ def with_schema_changes(
     if config.unchanged_columns is not None and changes.replaced:
         config = replace(config, unchanged_columns=_with_replaced(config.unchanged_columns, changes.replaced))
     return config, batch
+
+
+def _filled(config: SinkConfig, batch: DataFrame, changes: SchemaChanges) -> set[str]:
+    """Return the lower-case names of the columns whose structs get NULL for the fields that they lack.
+
+    Delta would leave the fields alone, and how old they are would stand nowhere. A struct that decides what a change
+    does has to have them.
+    """
+    if not changes.incomplete or config.before is not None:
+        return set()
+    names = {name.lower() for name in changes.incomplete}
+    return names - {name.lower() for name in config.keys} - _named_in_options(config, batch, names)
 
 
 def _with_columns(config: SinkConfig, changes: SchemaChanges) -> SinkConfig:

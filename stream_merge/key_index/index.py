@@ -240,7 +240,10 @@ class KeyIndex:
         # A merge has its input and its output on the disk.
         if num_rows < RUN_ROWS or self._folder is None:
             return True
-        return shutil.disk_usage(self._folder).free >= 3 * ENTRY_BYTES * num_rows
+        try:
+            return shutil.disk_usage(self._folder).free >= 3 * ENTRY_BYTES * num_rows
+        except OSError:  # somebody has tidied up temporary folders
+            return False
 
     def add(
         self,
@@ -265,11 +268,14 @@ class KeyIndex:
             active: Returns the paths that the table has; others are forgotten before segments are merged.
         """
         with self._lock:
-            own = {number: self._number(path, (newest or {}).get(number)) for number, path in path_numbers.items()}
+            # Memory may run out while the entries are sorted: a file counts as indexed only after that.
+            theirs, places = np.unique(files, return_inverse=True)
+            chunk = None
             if len(files):
-                theirs, places = np.unique(files, return_inverse=True)
-                numbers = np.array([own[int(number)] for number in theirs], dtype=np.int32)
                 chunk = Chunk.sorted_from(high, low, places.astype(np.int32), rows.astype(np.uint32))
+            own = {number: self._number(path, (newest or {}).get(number)) for number, path in path_numbers.items()}
+            if chunk is not None:
+                numbers = np.array([own[int(number)] for number in theirs], dtype=np.int32)
                 self._segments.append(Segment((chunk,), numbers))
             is_due = len(self._segments) - len(self._moving) > MAX_SEGMENTS or self._is_large()
             if is_due and active is not None:

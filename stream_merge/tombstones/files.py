@@ -73,6 +73,7 @@ class Tombstones:
         keys: The key columns with their types in the table.
         sequence: The columns that hold the sequence, with their types in the table.
         is_null_safe: Whether NULL equals NULL in a key.
+        padded: The key columns that are a CHAR: blanks at their end do not count, and older versions remembered them.
         schemas: What is known of the schemas of files with values.
     """
 
@@ -80,6 +81,7 @@ class Tombstones:
     keys: Mapping[str, DataType]
     sequence: Mapping[str, DataType]
     is_null_safe: bool
+    padded: frozenset[str] = frozenset()
     schemas: MovedSchemas = field(default_factory=MovedSchemas)
 
     @property
@@ -113,7 +115,13 @@ class Tombstones:
 
     def read(self, files: Sequence[TombstoneFile]) -> DataFrame:
         """Return the tombstones of some files: keys k0, k1, ..., `sequence` and `deleted_ms`."""
-        return self._reader.schema(self._schema()).parquet(*[self.table.path(file.path) for file in files])
+        paths = [self.table.path(file.path) for file in files]
+        return self._without_blanks(self._reader.schema(self._schema()).parquet(*paths))
+
+    def _without_blanks(self, rows: DataFrame) -> DataFrame:
+        keys = zip(self._key_names, self.keys, strict=True)
+        trimmed = {place: F.rtrim(place) for place, name in keys if name in self.padded}
+        return rows.withColumns(trimmed) if trimmed else rows
 
     def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:
         """Return the `SOURCE_ID` of source rows whose key was deleted, with `DELETED` and `IS_OUTDATED`.
@@ -314,6 +322,7 @@ class Tombstones:
         rows = self._of_one_schema(paths)
         if rows is None:
             rows = self._united(paths)
+        rows = self._without_blanks(rows)
         return rows.unionByName(self.read(plain), allowMissingColumns=True) if plain else rows
 
     def _of_one_schema(self, paths: Sequence[str]) -> DataFrame | None:

@@ -25,6 +25,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.errors import UnresolvedColumnError
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.steps import reached
+from stream_merge.table.char_columns import char_columns
 from stream_merge.table.files import now_ms
 from stream_merge.tombstones.collected import is_writable
 from stream_merge.tombstones.files import Tombstones
@@ -305,6 +306,7 @@ def load_store(
         keys={key: schema[key.lower()] for key in sorted(ordered.keys, key=lambda key: places[key.lower()])},
         sequence={name: schema[name.lower()] for name in ordered.sequence_columns},
         is_null_safe=config.null_keys == "match",
+        padded=frozenset(key for key in ordered.keys if key.lower() in char_columns(transaction.struct_type)),
         schemas=schemas,
     )
     retention_ms = int(config.tombstone_retention.total_seconds() * 1000)

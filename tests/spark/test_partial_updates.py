@@ -15,7 +15,7 @@ from stream_merge.column_names import COLUMN_SEQUENCES
 from stream_merge.errors import ConfigError, UnresolvedColumnError, UnsupportedTableError
 from stream_merge.partial_updates.fold import folded_changes
 from tests.spark.delta_log import latest_version
-from tests.spark.tables import change_rows
+from tests.spark.tables import change_rows, create_computed
 
 pytestmark = [pytest.mark.any_strategy, pytest.mark.one_in(3)]
 
@@ -469,3 +469,22 @@ def test_a_batch_that_lacks_a_column_where_the_schema_may_evolve(
         create_source("id INT, a STRING, b STRING, c INT, s BIGINT", [(1, "a6", "b6", 6, 6), (2, "x", "y", 1, 1)])
     )
     assert read_rows(path, "id", "b", "c") == [Row(id=1, b="b6", c=6), Row(id=2, b="y", c=1)]
+
+
+@pytest.mark.parametrize("kind", ["generated column", "field of a struct"])
+def test_a_batch_that_lacks_more_than_columns_where_the_schema_may_evolve(
+    spark, create_table, table_path, read_rows, kind
+):
+    """Where the age of columns cannot be kept, a batch is merged as Delta does it."""
+    if kind == "generated column":
+        columns = {"id": "INT", "p": "STRUCT<x: INT>", "b": "INT", "s": ("INT", "id * 0 + 1")}
+        create_computed(spark, table_path, columns, deletion_vectors=False)
+    else:
+        create_table("id INT, p STRUCT<x: INT, y: INT>, b INT, s INT", [], path=table_path)
+    field = "" if kind == "generated column" else ", 'y', 1"
+    spark.sql(f"SELECT 1 id, named_struct('x', 1{field}) p, 7 b, 1 s").writeTo(f"delta.`{table_path}`").append()
+    sink = merge_sink(table_path, keys="id", sequence_by="at", merge_schema=True, except_columns=[])
+    sink.merge(spark.sql("SELECT 1 id, named_struct('x', 2) p, 5 at"))
+    ((_, struct, other),) = read_rows(table_path, "id", "p", "b")
+    assert (struct.x, other) == (2, 7)
+    assert kind == "generated column" or struct.y == 1

@@ -543,3 +543,25 @@ def test_lenient_tells_why_values_get_no_column_of_their_own(create_table, creat
     (warning,) = [text for text in caplog.messages if "age is STRING in the source" in text]
     assert "age__string is taken" in warning
     assert 'set schema_changes="lenient"' not in warning
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"keys": "k"}, "named_struct('x', 1) k, 1 id, 2L s, named_struct('x', 1, 'y', 1) p"),
+        ({"sequence_by": "p"}, "named_struct('x', 1, 'y', 1) k, 1 id, 2L s, named_struct('x', 9) p"),
+        ({"delete_when": "p.y = 7"}, "named_struct('x', 1, 'y', 1) k, 1 id, 2L s, named_struct('x', 9) p"),
+    ],
+)
+def test_a_struct_that_decides_what_a_change_does_has_to_have_its_fields(
+    spark, create_table, read_rows, options, given
+):
+    path = create_table(
+        "k STRUCT<x: INT, y: INT>, id INT, s BIGINT, p STRUCT<x: INT, y: INT>", [((1, 1), 1, 1, (1, 1))]
+    )
+    version = latest_version(path)
+    sink = merge_sink(path, schema_changes="evolve", **{"keys": "id", "sequence_by": "s"} | options)
+    with pytest.raises(StreamMergeError):
+        sink.merge(spark.sql(f"SELECT {given}"))
+    assert read_rows(path) == [((1, 1), 1, 1, (1, 1))]
+    assert operations(spark, path, version).count("MERGE") == 0

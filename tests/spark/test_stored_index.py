@@ -444,3 +444,35 @@ def test_what_is_measured_with_the_probes_is_what_is_measured_without(spark, cre
         assert (result.locator, result.num_stale_rows) == ("index" if number > 1 else result.locator, 0)
     assert measured
     assert len(read_rows(path)) == 10
+
+
+@pytest.mark.parametrize("is_new_process", [False, True])
+def test_partitions_without_a_zone_are_other_times_in_another_session(spark, create_table, read_rows, is_new_process):
+    """Delta writes the moment with its zone by default; older releases and other writers do not."""
+    without_zone, zone = "spark.databricks.delta.write.utcTimestampPartitionValues", "spark.sql.session.timeZone"
+    path = create_table("k TIMESTAMP, n INT, v INT", [], partition_by=["k"], deletion_vectors=True)
+
+    def rows(*values):
+        return spark.createDataFrame(values, "at BIGINT, n INT, v INT").selectExpr("timestamp_seconds(at) k", "n", "v")
+
+    before = spark.conf.get(zone)
+    sink = merge_sink(path, keys=["k", "n"], locator="index")
+    try:
+        spark.conf.set(zone, "UTC")
+        spark.conf.set(without_zone, "false")
+        rows((7200, 1, 1)).write.format("delta").mode("append").save(path)
+        spark.conf.unset(without_zone)
+        for value in (1, 2):
+            sink.merge(rows((99, 1, value), (7200, 7, value)))
+        settled(sink)
+        spark.conf.set(zone, "Europe/Berlin")
+        if is_new_process:
+            sink = merge_sink(path, keys=["k", "n"], locator="index")
+        # 02:00 in Berlin is an hour before 02:00 in UTC.
+        result = sink.merge(rows((3600, 1, 9)))
+        assert (result.num_target_rows_updated, result.num_target_rows_inserted) == (1, 0)
+        found = spark.read.format("delta").load(path).selectExpr("unix_seconds(k) AS at", "n", "v").collect()
+        assert (3600, 1, 9) in map(tuple, found)
+    finally:
+        spark.conf.unset(without_zone)
+        spark.conf.set(zone, before)

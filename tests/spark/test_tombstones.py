@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import Row
 
 from stream_merge import MergeResult, merge_sink
+from stream_merge.batch import bind
 from stream_merge.bridge.table import Table
 from stream_merge.errors import ConfigurationChangedError
 from stream_merge.tombstones import files
@@ -484,3 +485,18 @@ def test_keys_and_sequences_of_many_types(create_table, create_source, read_rows
         )
     )
     assert [row["v"] for row in read_rows(path)] == ["new"]
+
+
+@pytest.mark.parametrize("options", [{}, {"unchanged_columns": "array()"}])
+def test_blanks_at_the_end_of_char_keys_that_older_versions_remembered(
+    create_table, create_source, read_rows, monkeypatch, options
+):
+    schema = "k STRING, n INT, v STRING, s BIGINT"
+    path = create_table("k CHAR(3), n INT, v STRING, s BIGINT", [])
+    sink = merge_sink(path, keys=["n", "k"], sequence_by="s", delete_when="v = 'd'", **options)
+    with monkeypatch.context() as patched:
+        patched.setattr(bind, "char_columns", lambda _: frozenset())
+        sink.merge(create_source(schema, [("b ", 1, "d", 5), ("c", 1, "d", 5)]))
+    late = merge_sink(path, keys=["n", "k"], sequence_by="s", delete_when="v = 'd'", **options)
+    assert late.merge(create_source(schema, [("b", 1, "late", 3), ("c ", 1, "late", 3)])).num_outdated_rows == 2
+    assert read_rows(path) == []

@@ -338,3 +338,27 @@ def test_a_run_with_entries_of_files_that_it_does_not_name_is_none(tmp_path, num
     write_run(tmp_path / "run", "f", ["a", "b"], newest, [chunk])
     with pytest.raises(ValueError, match="does not name"):
         map_run(tmp_path / "run")
+
+
+def test_a_file_whose_entries_cannot_be_sorted_is_not_indexed(monkeypatch):
+    index = KeyIndex()
+    add(index, {"a": [1, 2]})
+
+    def no_memory(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(key_index.Chunk, "sorted_from", no_memory)
+        with pytest.raises(MemoryError):
+            add(index, {"b": [3, 4]})
+    assert (index.has("a"), index.has("b")) == (True, False)
+    add(index, {"b": [3, 4]})
+    assert found(index, [2, 3]) == {(2, "a", 1), (3, "b", 0)}
+
+
+def test_a_folder_that_is_gone_leaves_no_room(tmp_path):
+    index = KeyIndex()
+    index.open(tmp_path / "gone", FolderStore(tmp_path / "store"), [])
+    shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+    assert index.has_room(key_index.RUN_ROWS - 1)
+    assert not index.has_room(key_index.RUN_ROWS)

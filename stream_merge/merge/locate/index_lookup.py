@@ -92,6 +92,10 @@ def _reset(job: MergeJob) -> None:
     spark = job.source.rows.sparkSession
     # Versions before counted the characters of texts, by which keys that are not UTF-8 could be mistaken for others.
     counts = ["octets"] if len(keys) > 1 and any(kind == "string" for _, kind in keys) else []
+    # Where a partition's name has no zone, which Delta leaves to a setting, a time is another moment in another zone.
+    partitions = {name.lower() for name in job.transaction.partition_columns}
+    if any(pair.type_name == "timestamp" and pair.target.lower() in partitions for pair in job.resolved.key_pairs):
+        counts.append(str(spark.conf.get("spark.sql.session.timeZone")))
     fingerprint = fingerprint_of(job.transaction.table_id, keys, order, *counts)
     job.index.reset(fingerprint, spark.sparkContext.applicationId)
 
