@@ -132,17 +132,23 @@ def _plain_types(kept: T.DataType, kind: T.DataType) -> Iterator[tuple[T.DataTyp
 
 def lacks_fields(sent: T.DataType, kept: T.DataType) -> bool:
     """Return whether a struct of a type lacks fields that the same struct of another type has."""
+    return any(True for _ in lacked_fields(sent, kept))
+
+
+def lacked_fields(sent: T.DataType, kept: T.DataType) -> Iterator[T.StructField]:
+    """Yield the fields that structs of a type lack, and the same structs of another type have."""
     if isinstance(sent, T.StructType) and isinstance(kept, T.StructType):
         types = {each.name.lower(): each.dataType for each in sent.fields}
-        return any(
-            each.name.lower() not in types or lacks_fields(types[each.name.lower()], each.dataType)
-            for each in kept.fields
-        )
+        for each in kept.fields:
+            if each.name.lower() not in types:
+                yield each
+            else:
+                yield from lacked_fields(types[each.name.lower()], each.dataType)
     if isinstance(sent, T.ArrayType) and isinstance(kept, T.ArrayType):
-        return lacks_fields(sent.elementType, kept.elementType)
+        yield from lacked_fields(sent.elementType, kept.elementType)
     if isinstance(sent, T.MapType) and isinstance(kept, T.MapType):
-        return lacks_fields(sent.keyType, kept.keyType) or lacks_fields(sent.valueType, kept.valueType)
-    return False
+        yield from lacked_fields(sent.keyType, kept.keyType)
+        yield from lacked_fields(sent.valueType, kept.valueType)
 
 
 def in_shape(sent: T.DataType, kind: T.DataType) -> T.DataType:

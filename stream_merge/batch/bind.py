@@ -209,13 +209,13 @@ def _with_keys(
 ) -> tuple[SinkConfig, DataFrame]:
     """Give values that are compared across batches one spelling, whatever the table's files make of them.
 
-    Delta writes an empty value as NULL where it partitions the table, and blanks at the end of a CHAR may come and go
-    with the files. The keys that rows had or get (`old_key`, `new_key`) are treated alike, since they are compared with
-    these.
+    Delta writes an empty value as NULL where it partitions the table. Blanks at the end of a CHAR may come and go with
+    the files: keys that are compared within a batch and with tombstones have none. The keys that rows had or get
+    (`old_key`, `new_key`) are treated alike, since they are compared with these.
     """
     parts = [part for part in config.sequence_parts if isinstance(part, str)]
     nullable = empty_as_null((*config.keys, *parts), partition_columns, batch.schema, schema)
-    padded = char_columns(schema) & {name.lower() for name in config.keys}
+    padded = char_columns(schema) & {name.lower() for name in config.keys} if config.keeps_order else frozenset()
     kinds = {
         field.name: field.dataType
         for field in batch.schema.fields
@@ -225,7 +225,10 @@ def _with_keys(
         return config, batch
 
     def spelt(name: str, value: Column) -> Column:
-        value = F.rtrim(value) if name.lower() in padded else value
+        if name.lower() in padded:
+            trimmed = F.rtrim(value)
+            # Blanks alone stay: the empty text would be NULL in a partition.
+            value = F.when(trimmed == "", value).otherwise(trimmed)
         return null_if_empty(value) if name.lower() in nullable else value
 
     fields = {name: kinds[kept] for name in config.keys for kept in kinds if kept.lower() == name.lower()}

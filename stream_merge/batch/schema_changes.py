@@ -37,7 +37,7 @@ from stream_merge.errors import SchemaChangedError
 from stream_merge.merge.fields_by_name import with_fields_of
 from stream_merge.sql import column_of, quote
 from stream_merge.tombstones.history import columns_of_batches
-from stream_merge.widening import in_shape, is_widened, keeps_text, lacks_fields, wider
+from stream_merge.widening import in_shape, is_widened, keeps_text, lacked_fields, lacks_fields, wider
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
@@ -294,7 +294,7 @@ def with_schema_changes(
         if each.name.lower() in widened
     }
 
-    lacking = _filled(config, batch, changes)
+    lacking = _filled(config, batch, changes, types)
 
     def columns() -> Iterator[Column]:
         for name in batch.columns:
@@ -320,15 +320,23 @@ def with_schema_changes(
     return config, batch
 
 
-def _filled(config: SinkConfig, batch: DataFrame, changes: SchemaChanges) -> set[str]:
+def _filled(config: SinkConfig, batch: DataFrame, changes: SchemaChanges, types: Mapping[str, DataType]) -> set[str]:
     """Return the lower-case names of the columns whose structs get NULL for the fields that they lack.
 
-    Delta would leave the fields alone, and how old they are would stand nowhere. A struct that decides what a change
-    does has to have them.
+    Delta would leave the fields alone, and how old they are would stand nowhere. So it does with fields that cannot be
+    NULL. A struct that decides what a change does has to have them.
+
+    Args:
+        config: The sink.
+        batch: The batch.
+        changes: What it asks of the table.
+        types: The types of the table's columns, by lower-case names.
     """
     if not changes.incomplete or config.before is not None:
         return set()
+    sent = {each.name.lower(): each.dataType for each in batch.schema.fields}
     names = {name.lower() for name in changes.incomplete}
+    names = {name for name in names if all(each.nullable for each in lacked_fields(sent[name], types[name]))}
     return names - {name.lower() for name in config.keys} - _named_in_options(config, batch, names)
 
 

@@ -118,17 +118,19 @@ def merge_condition(config: SinkConfig, padded: Collection[str]) -> Expression:
 
     Args:
         config: The sink.
-        padded: Lower-case names of the target's CHAR columns, which a batch has without blanks at the end.
+        padded: Lower-case names of the target's CHAR columns, in which blanks at the end do not count.
     """
     if config.on is not None:
         return config.on
     equals = "<=>" if config.null_keys == "match" else "="
 
-    def of_target(key: str) -> str:
-        column = quote(config.target_alias, key)
+    def compared(alias: str, key: str) -> str:
+        column = quote(alias, key)
         return f"rtrim({column})" if key.lower() in padded else column
 
-    return " AND ".join(f"{of_target(key)} {equals} {quote(config.source_alias, key)}" for key in config.keys)
+    return " AND ".join(
+        f"{compared(config.target_alias, key)} {equals} {compared(config.source_alias, key)}" for key in config.keys
+    )
 
 
 def merge_sql(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from stream_merge.column_names import ROW_ID
@@ -107,7 +107,7 @@ class TombstoneManifest:
             ConfigurationChangedError: A newer version of this library wrote it.
         """
         values: dict[str, Any] = json.loads(text)
-        if values.pop("format") != _FORMAT:
+        if values.pop("format") != _FORMAT or not values.keys() <= {each.name for each in fields(TombstoneManifest)}:
             raise ConfigurationChangedError(
                 "a newer version of stream_merge has written tombstones to this table that this version cannot read; "
                 "upgrade stream_merge"

@@ -60,7 +60,7 @@ def test_keys_of_char_are_compared_as_they_are_written(
         merge_sink(by_keys, keys="k").merge(source)
         spark.conf.set("spark.sql.readSideCharPadding", "false")
         assert read_rows(path) == expected == [Row(k="a", n=10), Row(k="b  ", n=20)]
-        assert read_rows(by_keys) == [Row(k="a", n=10), Row(k="b", n=20)]
+        assert read_rows(by_keys) == expected
     finally:
         spark.conf.unset("spark.sql.readSideCharPadding")
 
@@ -105,6 +105,23 @@ def test_blanks_at_the_end_of_a_char_key_do_not_count(
     rows = spark.read.format("delta").load(path).selectExpr("rtrim(k) AS k", "v").collect()
     newest = "a5" if "sequence_by" in options else "a3"
     assert sorted(map(tuple, rows)) == [("a", newest), ("e", "e2"), ("f", "f2")]
+
+
+def test_a_char_key_of_blanks_alone_in_a_partition(spark, create_table, create_source, read_rows):
+    """The empty text would be NULL there."""
+    path = create_table("k CHAR(3), s BIGINT, v STRING", [], partition_by=["k"])
+    sink = merge_sink(path, keys="k", sequence_by="s", delete_when="v = 'd'")
+    for at, rows in enumerate([[("   ", "a"), ("b ", "a")], [("   ", "b"), ("b", "b")], [("b  ", "d")]]):
+        sink.merge(create_source("k STRING, s BIGINT, v STRING", [(key, at, value) for key, value in rows]))
+    assert read_rows(path, "v") == [Row(v="b")]
+    assert spark.read.format("delta").load(path).where("k IS NULL").count() == 0
+
+
+def test_what_users_see_of_a_char_key_has_its_blanks(create_table, create_source, read_rows):
+    path = create_table("k CHAR(3), v STRING", [("a", "x")])
+    sink = merge_sink(path, keys="k").when_matched_update(set={"v": "concat('[', source.k, ']')"})
+    sink.when_not_matched_insert().merge(create_source("k STRING, v STRING", [("a  ", "y"), ("b ", "z")]))
+    assert sorted(row["v"] for row in read_rows(path)) == ["[a  ]", "z"]
 
 
 @pytest.mark.parametrize(("kind", "key"), [("DOUBLE", 1.5), ("STRING", "1.5"), ("DECIMAL(3,1)", "1.5")])

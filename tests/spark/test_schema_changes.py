@@ -565,3 +565,10 @@ def test_a_struct_that_decides_what_a_change_does_has_to_have_its_fields(
         sink.merge(spark.sql(f"SELECT {given}"))
     assert read_rows(path) == [((1, 1), 1, 1, (1, 1))]
     assert operations(spark, path, version).count("MERGE") == 0
+
+
+def test_a_field_that_is_never_null_stays_where_the_source_lacks_it(create_table, create_source, read_rows):
+    path = create_table("id INT, p STRUCT<x: INT, y: INT NOT NULL>, s BIGINT", [(1, (1, 2), 1)])
+    sink = merge_sink(path, keys="id", sequence_by="s", schema_changes="evolve")
+    sink.merge(create_source("id INT, p STRUCT<x: INT>, s BIGINT", [(1, (3,), 3)]))
+    assert read_rows(path) == [(1, (3, 2), 3)]
