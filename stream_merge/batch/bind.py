@@ -35,7 +35,7 @@ from stream_merge.merge.lossless_casts import exactly_typed
 from stream_merge.order.sequence import has_texts, in_type_of_target, stored_in, valid_texts, with_sequence
 from stream_merge.partial_updates.registers import PartialUpdates, find_partial_updates
 from stream_merge.sql import column_of, quote
-from stream_merge.table.char_columns import char_columns
+from stream_merge.table.char_columns import char_columns, without_blanks
 from stream_merge.table.empty_partition_values import empty_as_null, null_if_empty
 from stream_merge.table.features import GENERATED
 from stream_merge.widening import lacks_fields, wider
@@ -225,10 +225,7 @@ def _with_keys(
         return config, batch
 
     def spelt(name: str, value: Column) -> Column:
-        if name.lower() in padded:
-            trimmed = F.rtrim(value)
-            # Blanks alone stay: the empty text would be NULL in a partition.
-            value = F.when(trimmed == "", value).otherwise(trimmed)
+        value = without_blanks(value) if name.lower() in padded else value
         return null_if_empty(value) if name.lower() in nullable else value
 
     fields = {name: kinds[kept] for name in config.keys for kept in kinds if kept.lower() == name.lower()}

@@ -37,7 +37,7 @@ from stream_merge.partial_updates.key_change_values import followed_moves
 from stream_merge.partial_updates.key_changes import Moves, find_moves, with_moves
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.sql import quote
-from stream_merge.table.char_columns import char_columns
+from stream_merge.table.char_columns import char_columns, without_blanks
 from stream_merge.table.files import KeyRange
 from stream_merge.tombstones.store import TombstoneStore
 
@@ -194,7 +194,7 @@ class Reduction:
         rows = self.rows_in(ranges)
         padded = [key for key in config.keys if key.lower() in char_columns(self.transaction.struct_type)]
         if padded:
-            rows = rows.withColumns({key: F.rtrim(quote(key)) for key in padded})
+            rows = rows.withColumns({key: without_blanks(F.col(quote(key))) for key in padded})
         in_struct = key_names(len(config.keys))
         pairs = [(rows[quote(name)], keys["key"][field]) for name, field in zip(config.keys, in_struct, strict=True)]
         is_null_safe = config.null_keys == "match"

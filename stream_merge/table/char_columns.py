@@ -21,6 +21,15 @@ def char_columns(schema: T.StructType) -> frozenset[str]:
     return frozenset(name for name, text in declared.items() if text and _is_char(text))
 
 
+def without_blanks(value: Column) -> Column:
+    """Return a CHAR without the blanks at its end, as it is compared; blanks alone stay.
+
+    The empty text would be NULL where the column partitions the table.
+    """
+    trimmed = F.rtrim(value)
+    return F.when(trimmed == "", value).otherwise(trimmed)
+
+
 def _is_char(declared: str) -> bool:
     return isinstance(T.DataType.fromDDL(declared), T.CharType)
 

@@ -26,6 +26,7 @@ from stream_merge.merge.key_and_sequence import key_fields, key_names, key_type,
 from stream_merge.row_json import EXACT_TIMES
 from stream_merge.sql import quote
 from stream_merge.steps import reached
+from stream_merge.table.char_columns import without_blanks
 from stream_merge.tombstones.collected import parquet_of
 from stream_merge.tombstones.manifest import FOLDER, RetiredFile, TombstoneFile, TombstoneManifest
 from stream_merge.tombstones.moved_schemas import MovedSchemas
@@ -120,7 +121,7 @@ class Tombstones:
 
     def _without_blanks(self, rows: DataFrame) -> DataFrame:
         keys = zip(self._key_names, self.keys, strict=True)
-        trimmed = {place: F.rtrim(place) for place, name in keys if name in self.padded}
+        trimmed = {place: without_blanks(F.col(place)) for place, name in keys if name in self.padded}
         return rows.withColumns(trimmed) if trimmed else rows
 
     def deleted(self, files: Sequence[TombstoneFile], source: DataFrame, *, only_older: bool) -> DataFrame:

@@ -115,6 +115,10 @@ def test_a_char_key_of_blanks_alone_in_a_partition(spark, create_table, create_s
         sink.merge(create_source("k STRING, s BIGINT, v STRING", [(key, at, value) for key, value in rows]))
     assert read_rows(path, "v") == [Row(v="b")]
     assert spark.read.format("delta").load(path).where("k IS NULL").count() == 0
+    sink.merge(create_source("k STRING, s BIGINT, v STRING", [("   ", 9, "d")]))
+    late = create_source("k STRING, s BIGINT, v STRING", [("   ", 8, "late"), ("b ", 1, "late")])
+    assert sink.merge(late).num_outdated_rows == 2
+    assert read_rows(path) == []
 
 
 def test_what_users_see_of_a_char_key_has_its_blanks(create_table, create_source, read_rows):
