@@ -16,7 +16,7 @@ from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.schema_changes import with_schema_changes, without_schema_changes
 from stream_merge.bridge.materialized import materialized, materialized_while
 from stream_merge.bridge.sessions import plan, planned_at_once
-from stream_merge.bridge.source_size import in_its_task
+from stream_merge.bridge.source_size import is_small_and_one_task
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Clause
 from stream_merge.partial_updates.special_changes import special_changes, without_truncates
@@ -76,16 +76,19 @@ def accepted(
             resolved = batch.caches.resolve(frame, transaction, bound.config, clauses, bound.partial).analysed
             special = resolved.once("special changes", lambda: special_changes(bound.config, bound.partial))
             _, changed = with_schema_changes(batch.config, rows, changes, schema)
-            changed = in_its_task(changed, batch.frame, batch.query)
-            judged = _quarantine(batch, bound, transaction).accepted(changed, frame, resolved, special)
+            is_one_task = is_small_and_one_task(batch.frame, batch.query)
+            quarantine = _quarantine(batch, bound, transaction)
+            judged = quarantine.accepted(changed, frame, resolved, special, is_one_task=is_one_task)
             kept, num_quarantined_rows, counts = stack.enter_context(judged)
             rows = without_schema_changes(kept, rows.columns, changes)
         else:
             once = batch.caches.expressions(batch.frame, transaction)
             special = once("special changes", lambda: special_changes(bound.config, bound.partial))
         if special and not counts:
-            few = in_its_task(rows, batch.frame, batch.query)
-            rows, planned = stack.enter_context(materialized_while(few, partial(_counts, bound=bound, special=special)))
+            if is_small_and_one_task(batch.frame, batch.query):
+                rows = rows.coalesce(1)
+            evaluated = materialized_while(rows, partial(_counts, bound=bound, special=special))
+            rows, planned = stack.enter_context(evaluated)
             counts = planned.collect()[0].asDict()
         if bound.is_keyless and rows is batch.frame:
             # After a conflict rows are paired anew.

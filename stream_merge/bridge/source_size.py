@@ -47,18 +47,16 @@ def is_known_to_be_small(frame: DataFrame, query: RunningQuery | None) -> bool:
     return number is not None and number <= _SMALL_OFFSETS
 
 
-def in_its_task(rows: DataFrame, frame: DataFrame, query: RunningQuery | None) -> DataFrame:
-    """Return rows of a small batch that one task computes as one partition, so that no later step needs a shuffle.
+def is_small_and_one_task(frame: DataFrame, query: RunningQuery | None) -> bool:
+    """Return whether a small batch is computed by one task, so that as one partition it needs no shuffle later.
 
     Spark does not know it of a micro-batch, nor of a file before its scan is planned.
 
     Args:
-        rows: Rows that are computed from the batch alone.
         frame: The batch.
         query: The running query, if it is a streaming query's batch.
     """
-    is_one = is_known_to_be_small(frame, query) and is_computed_in_one_task(frame)
-    return rows.coalesce(1) if is_one else rows
+    return is_known_to_be_small(frame, query) and is_computed_in_one_task(frame)
 
 
 def is_computed_in_one_task(frame: DataFrame) -> bool:

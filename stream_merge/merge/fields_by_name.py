@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -61,28 +63,15 @@ def in_order_of(value: Column, given: DataType, kept: DataType) -> Column:
     """
     if not has_other_order(given, kept):
         return value
-    match given, kept:
-        case StructType(), StructType():
-            fields = {field.name.lower(): field for field in given.fields}
-            own = [fields[field.name.lower()] for field in kept.fields]
-            parts = [
-                in_order_of(value.getField(mine.name), mine.dataType, theirs.dataType).alias(mine.name)
-                for mine, theirs in zip(own, kept.fields, strict=True)
-            ]
-            return F.when(value.isNotNull(), F.struct(*parts))
-        case ArrayType(), ArrayType():
-            return F.transform(value, lambda item: in_order_of(item, given.elementType, kept.elementType))
-        case MapType(), MapType():
-            entries = F.transform(
-                F.map_entries(value),
-                lambda entry: F.struct(
-                    in_order_of(entry["key"], given.keyType, kept.keyType).alias("key"),
-                    in_order_of(entry["value"], given.valueType, kept.valueType).alias("value"),
-                ),
-            )
-            return F.map_from_entries(entries)
-        case _:
-            return value
+    if isinstance(given, StructType) and isinstance(kept, StructType):
+        fields = {field.name.lower(): field for field in given.fields}
+        own = [fields[field.name.lower()] for field in kept.fields]
+        parts = [
+            in_order_of(value.getField(mine.name), mine.dataType, theirs.dataType).alias(mine.name)
+            for mine, theirs in zip(own, kept.fields, strict=True)
+        ]
+        return F.when(value.isNotNull(), F.struct(*parts))
+    return _inside(value, given, kept, in_order_of)
 
 
 def with_fields_of(value: Column, given: DataType, kept: DataType) -> Column:
@@ -95,27 +84,34 @@ def with_fields_of(value: Column, given: DataType, kept: DataType) -> Column:
     """
     if not lacks_fields(given, kept):
         return value
+    if isinstance(given, StructType) and isinstance(kept, StructType):
+        fields = {field.name.lower(): field for field in given.fields}
+        parts = []
+        for theirs in kept.fields:
+            mine = fields.pop(theirs.name.lower(), None)
+            if mine is None:
+                parts.append(F.lit(None).cast(theirs.dataType).alias(theirs.name))
+            else:
+                part = with_fields_of(value.getField(mine.name), mine.dataType, theirs.dataType)
+                parts.append(part.alias(mine.name))
+        parts += [value.getField(mine.name).alias(mine.name) for mine in fields.values()]
+        return F.when(value.isNotNull(), F.struct(*parts))
+    return _inside(value, given, kept, with_fields_of)
+
+
+def _inside(
+    value: Column, given: DataType, kept: DataType, change: Callable[[Column, DataType, DataType], Column]
+) -> Column:
+    """Return an array or a map whose elements, keys and values are changed."""
     match given, kept:
-        case StructType(), StructType():
-            fields = {field.name.lower(): field for field in given.fields}
-            parts = []
-            for theirs in kept.fields:
-                mine = fields.pop(theirs.name.lower(), None)
-                if mine is None:
-                    parts.append(F.lit(None).cast(theirs.dataType).alias(theirs.name))
-                else:
-                    part = with_fields_of(value.getField(mine.name), mine.dataType, theirs.dataType)
-                    parts.append(part.alias(mine.name))
-            parts += [value.getField(mine.name).alias(mine.name) for mine in fields.values()]
-            return F.when(value.isNotNull(), F.struct(*parts))
         case ArrayType(), ArrayType():
-            return F.transform(value, lambda item: with_fields_of(item, given.elementType, kept.elementType))
+            return F.transform(value, lambda item: change(item, given.elementType, kept.elementType))
         case MapType(), MapType():
             entries = F.transform(
                 F.map_entries(value),
                 lambda entry: F.struct(
-                    with_fields_of(entry["key"], given.keyType, kept.keyType).alias("key"),
-                    with_fields_of(entry["value"], given.valueType, kept.valueType).alias("value"),
+                    change(entry["key"], given.keyType, kept.keyType).alias("key"),
+                    change(entry["value"], given.valueType, kept.valueType).alias("value"),
                 ),
             )
             return F.map_from_entries(entries)

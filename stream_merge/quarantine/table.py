@@ -105,7 +105,13 @@ class Quarantine:
 
     @contextmanager
     def accepted(
-        self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge, special: Sequence[Column]
+        self,
+        batch: DataFrame,
+        prepared: DataFrame,
+        resolved: ResolvedMerge,
+        special: Sequence[Column],
+        *,
+        is_one_task: bool = False,
     ) -> Iterator[tuple[DataFrame, int, Mapping[str, Any]]]:
         """Set the rows aside that cannot be merged, and keep the others for the block.
 
@@ -117,6 +123,7 @@ class Quarantine:
             prepared: The batch that the merge was analysed for, with the sink's own columns behind those that arrived.
             resolved: The merge.
             special: What else is to be counted, in the same pass (`special_changes`).
+            is_one_task: Whether it is small and one task computes it, so that one task may do all that follows.
 
         Returns:
             The rows that can be merged, with the columns of the batch; how many cannot; and what else was counted.
@@ -129,12 +136,13 @@ class Quarantine:
             yield batch, 0, {}
             return
         rows = resolved.source(batch.select("*", *judgement.missing)).alias(self.config.source_alias)
+        rows = rows.select(*judgement.columns, judgement.reasons)
 
         def counted(judged: DataFrame) -> DataFrame:
             named = judged.alias(self.config.source_alias)
             return plan(planned_at_once(named.agg(*special, *judgement.counts)))
 
-        with materialized_while(rows.select(*judgement.columns, judgement.reasons), counted) as (judged, planned):
+        with materialized_while(rows.coalesce(1) if is_one_task else rows, counted) as (judged, planned):
             num_rejected, counts = self._check_limit(planned.collect()[0], judgement.checks)
             if num_rejected:
                 self._set_aside(judged.where(judgement.is_rejected), batch.schema, num_rejected)
