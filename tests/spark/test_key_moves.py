@@ -65,6 +65,25 @@ def table(create_table: CreateTable, deletion_vectors: bool) -> str:
     )
 
 
+class TestCharKeys:
+    @pytest.mark.parametrize("num_batches", [1, 2])
+    def test_values_follow_a_row_whose_key_is_padded_in_its_file(
+        self, spark, create_table, create_source, read_rows, deletion_vectors, num_batches
+    ):
+        """As any UPDATE pads it; the source pads its keys as it likes."""
+        columns = TARGET.replace("`Part 2` STRING", "`Part 2` CHAR(4)")
+        mapped = {"delta.columnMapping.mode": "name"}
+        rows = [(1, "p", "a1", "b1", 1)]
+        path = create_table(columns, rows, deletion_vectors=deletion_vectors, properties=mapped)
+        spark.sql(f"UPDATE delta.`{path}` SET a = 'a2'")
+        leaves = (1, "p ", None, None, 10, "d", [], None, (2, "q  "))
+        comes = (2, "q", "A", None, 11, "u", ["b"], (1, "p"), None)
+        for batch in [[leaves, comes]] if num_batches == 1 else [[leaves], [comes]]:
+            moving(path).merge(create_source(SCHEMA, batch))
+        (row,) = read_rows(path)
+        assert (row.id, row["Part 2"].rstrip(), row.a, row.b) == (2, "q", "A", "b1")
+
+
 class TestOneMove:
     @pytest.mark.parametrize(
         "batches",
