@@ -40,6 +40,7 @@ _TYPES = {
     "int": "a whole number",
     "bool": "true or false",
     "float": "a number",
+    "number": "a number",
     "list": "a list",
     "dict": 'a table: { name = "value" }',
 }

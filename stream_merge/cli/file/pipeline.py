@@ -6,12 +6,24 @@ Names and defaults are those of `merge_sink`, `merge_router`, `debezium.changes`
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 PATTERN_PREFIX = "re:"
 """Begins a table's `source` that is a pattern rather than a name."""
+
+
+def _not_bool(value: Any) -> Any:
+    """Refuse true and false, which pydantic takes for 1 and 0. It also takes text, which the environment fills in."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
+Number: TypeAlias = Annotated[float, BeforeValidator(_not_bool)]
+WholeNumber: TypeAlias = Annotated[int, BeforeValidator(_not_bool)]
 
 
 class Section(BaseModel):
@@ -32,7 +44,7 @@ class PipelineSettings(Section):
     """Interval at which micro-batches start; with "0 seconds" the next one starts as soon as the last one has ended."""
     route_by: str | None = Field(default=None, min_length=1)
     """With several tables, the column or expression that names the source of a row; `topic` for Kafka by default."""
-    max_parallel: int = Field(default=4, ge=1)
+    max_parallel: WholeNumber = Field(default=4, ge=1)
     """How many tables are merged at a time."""
     unknown: Literal["error", "ignore"] = "error"
     """What to do with rows of a source that no table takes: "error" stops before anything is merged, "ignore" drops
@@ -40,7 +52,7 @@ class PipelineSettings(Section):
     parking: str | None = Field(default=None, min_length=1)
     """Path or name of a Delta table in which the records of a table that fails are parked until it can be merged again;
     the other tables go on. Without it, a table that fails ends the pipeline once the others have the micro-batch."""
-    stop_timeout: int = Field(default=600, ge=1)
+    stop_timeout: WholeNumber = Field(default=600, ge=1)
     """Seconds that SIGTERM or Ctrl-C wait for the running micro-batch before they stop the query anyway. Tables that
     were merged by then are not merged again."""
 
@@ -58,7 +70,7 @@ class KafkaSource(Section):
     """Java pattern of topics; new topics that match are read from their beginning."""
     starting_offsets: str = "earliest"
     """Where a pipeline without a checkpoint starts: "earliest", "latest" or JSON, as in Spark's `startingOffsets`."""
-    max_offsets_per_trigger: int | None = Field(default=None, ge=1)
+    max_offsets_per_trigger: WholeNumber | None = Field(default=None, ge=1)
     """Largest number of records in one micro-batch. By default the command finds it, from 50,000 to 1,000,000, by how
     long micro-batches take."""
     options: dict[str, str] = {}
@@ -85,7 +97,7 @@ class FilesSource(Section):
     """Format of the files."""
     schema_: str = Field(alias="schema", min_length=1)
     """Columns of the files as DDL, for example `id BIGINT, name STRING`."""
-    max_files_per_trigger: int | None = Field(default=None, ge=1)
+    max_files_per_trigger: WholeNumber | None = Field(default=None, ge=1)
     """Largest number of files in one micro-batch."""
     options: dict[str, str] = {}
     """Further options of Spark's file source."""
@@ -100,9 +112,9 @@ class DeltaSource(Section):
     """Path or catalog name of the table."""
     change_feed: bool = True
     """Whether to read the table's change data feed (`_change_type`, `_commit_version`) or the appended rows."""
-    starting_version: int | Literal["latest"] | None = None
+    starting_version: WholeNumber | Literal["latest"] | None = None
     """First version whose changes are read; by default the table's current rows are read, then its changes."""
-    max_files_per_trigger: int | None = Field(default=None, ge=1)
+    max_files_per_trigger: WholeNumber | None = Field(default=None, ge=1)
     """Largest number of files in one micro-batch."""
     options: dict[str, str] = {}
     """Further options of Delta's source."""
@@ -157,7 +169,7 @@ class RegistrySettings(Section):
     """The password of the key."""
     id_size: Literal[4, 8] = 4
     """Bytes of a schema's id in the records: 4, or 8 as Apicurio's converters before version 3 write it."""
-    timeout: float = Field(default=60.0, ge=1)
+    timeout: Number = Field(default=60.0, ge=1)
     """Seconds for which a request is repeated if the registry does not answer, or answers 429 or 5xx."""
 
 
@@ -227,9 +239,9 @@ class TableSettings(Section):
     expect: dict[str, str] = {}
     """Conditions by name; upserts for which one is not true go to the quarantine. They do not apply to deletes, or to
     values that were not sent."""
-    max_quarantined_share: float = Field(default=1.0, ge=0, le=1)
+    max_quarantined_share: Number = Field(default=1.0, ge=0, le=1)
     """Largest share of a micro-batch's rows that may go to the quarantine; above it the query stops."""
-    max_commit_retries: int = Field(default=10, ge=0)
+    max_commit_retries: WholeNumber = Field(default=10, ge=0)
     """How often to retry a commit after a conflict."""
 
     def schema_changes_of(self, decode: DecodeSettings) -> str | None:
@@ -265,7 +277,7 @@ class SparkSettings(Section):
 class MetricsSettings(Section):
     """Metrics for a monitoring system."""
 
-    prometheus_port: int | None = Field(default=None, ge=0, le=65535)
+    prometheus_port: WholeNumber | None = Field(default=None, ge=0, le=65535)
     """Port of an HTTP endpoint: `/metrics` for Prometheus, and `/`, a page for a browser; none by default. 0 takes a
     free port, which is logged."""
     prometheus_address: str = "127.0.0.1"
