@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from stream_merge.batch.bind import Bound, bind, in_order_of_target
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.schema_changes import with_schema_changes, without_schema_changes
-from stream_merge.bridge.materialized import materialized, materialized_while
-from stream_merge.bridge.sessions import plan, planned_at_once
+from stream_merge.bridge.counted import materialized_and_counted
+from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.source_size import is_small_and_one_task
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Clause
+from stream_merge.merge.source import MAX_UNSHUFFLED_ROWS
 from stream_merge.partial_updates.special_changes import special_changes, without_truncates
 from stream_merge.quarantine.table import Quarantine
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,35 @@ class Accepted:
     num_rows: int | None = None
     num_quarantined_rows: int = 0
 
+    def is_reduced_as(self, other: Accepted) -> bool:
+        """Return whether the plan that reduces other rows reduces these as well."""
+        return self._reduced_by == other._reduced_by
+
+    @property
+    def _reduced_by(self) -> tuple[object, ...]:
+        """What the plan depends on that was counted."""
+        return (
+            self.truncates is None,
+            self.has_moves,
+            None if self.unset is None else frozenset(self.unset),
+            self.num_lacking == 0,
+            self.is_few,
+        )
+
+    @property
+    def is_few(self) -> bool:
+        """Whether the rows were counted, and are few enough for one task."""
+        return self.num_rows is not None and self.num_rows <= MAX_UNSHUFFLED_ROWS
+
 
 @contextmanager
 def accepted(
-    batch: MicroBatch, bound: Bound, transaction: Transaction, clauses: tuple[Clause, ...]
-) -> Iterator[Accepted]:
+    batch: MicroBatch,
+    bound: Bound,
+    transaction: Transaction,
+    clauses: tuple[Clause, ...],
+    plan_ahead: Callable[[Accepted], T],
+) -> Iterator[tuple[Accepted, T | None]]:
     """Give the rows of a batch that can be merged for the block, and set the others aside.
 
     Args:
@@ -57,6 +82,11 @@ def accepted(
         bound: Sink and batch, bound to the version that is read.
         transaction: That version.
         clauses: The clauses that the sink carries out.
+        plan_ahead: Plans what is to be done with the rows while they are evaluated, as if they were like those of the
+            last batch; see `materialized_while`.
+
+    Returns:
+        The rows; and what was planned, None if it is not for rows like these.
 
     Raises:
         QuarantineLimitError: More rows than the sink allows cannot be merged; nothing was written.
@@ -64,6 +94,15 @@ def accepted(
     with ExitStack() as stack:
         rows, num_quarantined_rows = batch.frame, 0
         counts: Mapping[str, Any] = {}
+        ahead: tuple[Accepted, T] | None = None
+
+        def call(rows: DataFrame) -> tuple[Accepted, T] | None:
+            before = batch.caches.counts
+            if before is None or before.get("truncates") or before.get("moves") or bound.is_keyless:
+                return None
+            likely = _with_counts(Accepted(rows=rows), before)
+            return likely, plan_ahead(likely)
+
         if bound.config.checks_rows:
             # As it came: what has another type in the target is judged before it gets that.
             schema, changes = transaction.struct_type, bound.changes
@@ -78,8 +117,15 @@ def accepted(
             _, changed = with_schema_changes(batch.config, rows, changes, schema)
             is_one_task = is_small_and_one_task(batch.frame, batch.query)
             quarantine = _quarantine(batch, bound, transaction)
-            judged = quarantine.accepted(changed, frame, resolved, special, is_one_task=is_one_task)
-            kept, num_quarantined_rows, counts = stack.enter_context(judged)
+            judged = quarantine.accepted(
+                changed,
+                frame,
+                resolved,
+                special,
+                lambda kept: call(without_schema_changes(kept, rows.columns, changes)),
+                is_one_task=is_one_task,
+            )
+            kept, num_quarantined_rows, counts, ahead = stack.enter_context(judged)
             rows = without_schema_changes(kept, rows.columns, changes)
         else:
             once = batch.caches.expressions(batch.frame, transaction)
@@ -87,24 +133,27 @@ def accepted(
         if special and not counts:
             if is_small_and_one_task(batch.frame, batch.query):
                 rows = rows.coalesce(1)
-            evaluated = materialized_while(rows, partial(_counts, bound=bound, special=special))
-            rows, planned = stack.enter_context(evaluated)
-            counts = planned.collect()[0].asDict()
+            counted = materialized_and_counted(rows, special, bound.config.source_alias, call, once)
+            rows, counts, ahead = stack.enter_context(counted)
         if bound.is_keyless and rows is batch.frame:
             # After a conflict rows are paired anew.
             rows = stack.enter_context(materialized(rows))
-        truncates = None
+        batch.caches.counts = counts or None
+        found = _with_counts(Accepted(rows=rows, num_quarantined_rows=num_quarantined_rows), counts)
         if counts.get("truncates"):
             truncates, rows = without_truncates(rows, bound.config)
-        yield Accepted(
-            rows=rows,
-            truncates=truncates,
-            has_moves=bool(counts.get("moves")),
-            unset=counts.get("unset"),
-            num_lacking=counts.get("lacking"),
-            num_rows=counts.get("rows"),
-            num_quarantined_rows=num_quarantined_rows,
-        )
+            found = replace(found, rows=rows, truncates=truncates)
+        yield found, ahead[1] if ahead is not None and found.is_reduced_as(ahead[0]) else None
+
+
+def _with_counts(accepted: Accepted, counts: Mapping[str, Any]) -> Accepted:
+    return replace(
+        accepted,
+        has_moves=bool(counts.get("moves")),
+        unset=counts.get("unset"),
+        num_lacking=counts.get("lacking"),
+        num_rows=counts.get("rows"),
+    )
 
 
 def _quarantine(batch: MicroBatch, bound: Bound, transaction: Transaction) -> Quarantine:
@@ -116,9 +165,3 @@ def _quarantine(batch: MicroBatch, bound: Bound, transaction: Transaction) -> Qu
         name=batch.name,
         transaction=transaction,
     )
-
-
-def _counts(rows: DataFrame, bound: Bound, special: Sequence[Column]) -> DataFrame:
-    """Return the numbers of special changes and of all rows, planned while the rows are still being evaluated."""
-    named = rows.alias(bound.config.source_alias)
-    return plan(planned_at_once(named.agg(*special, F.count(F.lit(1)).alias("rows"))))

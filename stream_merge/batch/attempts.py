@@ -8,13 +8,13 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from stream_merge.batch.accept import accepted
+from stream_merge.batch.accept import Accepted, accepted
 from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
 from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.column_checks import tell_left_out, tell_unordered
 from stream_merge.batch.measure import PlannedMeasure, measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
-from stream_merge.batch.reduce import Changes, Reduction, changes_of, reduced
+from stream_merge.batch.reduce import Changes, PlannedReduction, Reduction, changes_of, planned_reduction, reduced
 from stream_merge.batch.schema_changes import schema_changes_of, tell_schema_changes
 from stream_merge.batch.target import Target, prepare_target
 from stream_merge.batch.write_ahead import plan_ahead, written_ahead
@@ -79,22 +79,23 @@ def first_attempt(
         bound = _with_keys_of(store, bound)
     clauses = checked_clauses(bound.config)
     with batch.timer.phase("source"), sessions.job_description(batch.spark, f"{batch.name}: read the source"):
-        found = kept_rows.enter_context(accepted(batch, bound, transaction, clauses))
-        changes = kept_rows.enter_context(changes_of(batch, found, bound, transaction, store))
-        reduction = Reduction(
-            batch=batch,
-            changes=changes,
-            resolved=_resolve(batch, changes, clauses, transaction, store),
-            transaction=transaction,
-            store=store,
-        )
+
+        def planned(rows: Accepted) -> PlannedReduction:
+            changes = kept_rows.enter_context(changes_of(batch, rows, bound, transaction, store))
+            resolved = _resolve(batch, changes, clauses, transaction, store)
+            reduction = Reduction(batch=batch, changes=changes, resolved=resolved, transaction=transaction, store=store)
+            return kept_rows.enter_context(planned_reduction(reduction))
+
+        found, reducing = kept_rows.enter_context(accepted(batch, bound, transaction, clauses, planned))
+        reducing = planned(found) if reducing is None else reducing
+        reduction = reducing.reduction
 
         def next_plans(rows: DataFrame) -> tuple[PlannedMeasure, DataFrame | None]:
             return plan_measure(reduction, rows), plan_ahead(reduction, plan, rows)
 
-        rows, (planned, new) = kept_rows.enter_context(reduced(reduction, next_plans))
+        rows, (measure, new) = kept_rows.enter_context(reduced(reducing, next_plans))
         ahead = kept_rows.enter_context(written_ahead(reduction, rows, new))
-        source = kept_rows.enter_context(measured(rows, reduction, planned))
+        source = kept_rows.enter_context(measured(rows, reduction, measure))
     return Attempt(
         had_registers=had_registers,
         clauses=clauses,
@@ -148,7 +149,8 @@ def next_attempt(
         source = replace(source, is_independent=False, probes=None, tombstones=None)
     reduction = Reduction(batch=batch, changes=changes, resolved=resolved, transaction=transaction, store=store)
     if not kept.evaluated:
-        rows, planned = kept_rows.enter_context(reduced(reduction, partial(plan_measure, reduction)))
+        reducing = kept_rows.enter_context(planned_reduction(reduction))
+        rows, planned = kept_rows.enter_context(reduced(reducing, partial(plan_measure, reduction)))
         source = kept_rows.enter_context(measured(rows, reduction, planned))
     elif not kept.measured:
         source = kept_rows.enter_context(measured(rows, reduction, plan_measure(reduction, rows)))

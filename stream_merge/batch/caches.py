@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, TypeVar, cast
@@ -59,6 +59,7 @@ class SinkCaches:
         moved_schemas: The schemas of the files that hold values of rows which got another key.
         checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
         upkeep: What maintenance knows of the table.
+        counts: The numbers of rows and special changes in the last batch, if they were counted.
         cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
     """
 
@@ -71,6 +72,7 @@ class SinkCaches:
     reach: Reach = field(default_factory=Reach)
     moved_schemas: MovedSchemas = field(default_factory=MovedSchemas)
     checked_log_stores: set[str] = field(default_factory=set)
+    counts: Mapping[str, Any] | None = None
     cleaned_ms: int = 0
     upkeep: Upkeep = field(default_factory=Upkeep)
     files: TableFiles = field(default_factory=TableFiles)

@@ -23,6 +23,7 @@ from stream_merge.batch.accept import Accepted
 from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.kept_plans import kept_plan
+from stream_merge.bridge.kept_rows import persisted
 from stream_merge.bridge.materialized import materialized_while
 from stream_merge.bridge.source_size import is_computed_in_one_task, is_known_to_be_small
 from stream_merge.bridge.statement import ResolvedMerge
@@ -208,16 +209,30 @@ Reducer: TypeAlias = "Callable[[Reduction, ExitStack], DataFrame]"
 """Returns what is merged; what that is read from is kept until the stack is closed."""
 
 
-@contextmanager
-def reduced(reduction: Reduction, call: Callable[[DataFrame], T]) -> Iterator[tuple[DataFrame, T]]:
-    """Give the rows that the merge takes, numbered by `SOURCE_ID`, for the block. The batch is evaluated here, once.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedReduction:
+    """The plan that reduces a batch.
 
-    Args:
+    Attributes:
         reduction: The batch.
-        call: Plans what comes next; see `materialized_while`.
+        frame: Its reduced rows.
+        rows: The frame that will keep them; nothing is evaluated.
+        in_one_task: See `persisted`.
+        at_once: The same.
+    """
 
-    Returns:
-        The rows, and what the call returned.
+    reduction: Reduction
+    frame: DataFrame
+    rows: DataFrame
+    in_one_task: bool
+    at_once: bool
+
+
+@contextmanager
+def planned_reduction(reduction: Reduction) -> Iterator[PlannedReduction]:
+    """Plan how a batch is reduced to the rows that the merge takes, numbered by `SOURCE_ID`.
+
+    No job is run on the batch, but on rows that get another key and on tables without a key.
     """
     batch, changes = reduction.batch, reduction.changes
     with ExitStack() as stack:
@@ -225,11 +240,34 @@ def reduced(reduction: Reduction, call: Callable[[DataFrame], T]) -> Iterator[tu
         is_small = changes.num_rows is None and is_known_to_be_small(batch.frame, batch.query)
         if is_small and is_computed_in_one_task(batch.frame):
             reduction = replace(reduction, changes=replace(changes, rows=changes.rows.coalesce(1)))
-        rows = _reducer(reduction)(reduction, stack)
+        frame = _reducer(reduction)(reduction, stack)
         # The changes that hand values on are joined in many small stages.
         at_once = changes.moves is not None and changes.moves.is_small
-        evaluated = materialized_while(rows, call, in_one_task=is_small, at_once=at_once, number=SOURCE_ID)
-        yield stack.enter_context(evaluated)
+        rows = stack.enter_context(persisted(frame, in_one_task=is_small, at_once=at_once, number=SOURCE_ID))
+        yield PlannedReduction(reduction=reduction, frame=frame, rows=rows, in_one_task=is_small, at_once=at_once)
+
+
+@contextmanager
+def reduced(planned: PlannedReduction, call: Callable[[DataFrame], T]) -> Iterator[tuple[DataFrame, T]]:
+    """Give the rows that the merge takes for the block. The batch is evaluated here, once.
+
+    Args:
+        planned: How it is reduced.
+        call: Plans what comes next; see `materialized_while`.
+
+    Returns:
+        The rows, and what the call returned.
+    """
+    evaluated = materialized_while(
+        planned.frame,
+        call,
+        in_one_task=planned.in_one_task,
+        at_once=planned.at_once,
+        number=SOURCE_ID,
+        planned=planned.rows,
+    )
+    with evaluated as found:
+        yield found
 
 
 def _reducer(reduction: Reduction) -> Reducer:

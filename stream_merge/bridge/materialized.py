@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
         SourceLostError: Rows that the block needs are lost with an executor, or each evaluation left two versions of
             some rows.
     """
-    with _evaluated(frame, lambda rows: (_seal(rows), None)) as (rows, _):
+    with _evaluated(partial(persisted, frame), lambda rows: (_seal(rows), None)) as (rows, _):
         yield rows
 
 
@@ -49,6 +49,7 @@ def materialized_while(
     at_once: bool = False,
     in_one_task: bool = False,
     number: str | None = None,
+    planned: DataFrame | None = None,
 ) -> Iterator[tuple[DataFrame, T]]:
     """Evaluate a frame as `materialized` does, and call a function beside it; yield the rows and what it returned.
 
@@ -58,6 +59,7 @@ def materialized_while(
         at_once: Whether it should be planned without adaptive execution; see `persisted`.
         in_one_task: Whether one task should do what comes after a shuffle; see `persisted`.
         number: A column to add that numbers the rows; None for none.
+        planned: What `persisted` gave for the same, which is not evaluated yet; None to plan it now.
 
     Raises:
         SourceLostError: As `materialized` does.
@@ -70,26 +72,25 @@ def materialized_while(
             result = call(rows)
         return sealing.result(), result
 
-    with _evaluated(frame, evaluate, at_once=at_once, in_one_task=in_one_task, number=number) as evaluated:
+    again = partial(persisted, frame, at_once=at_once, in_one_task=in_one_task, number=number)
+    with _evaluated(again, evaluate, planned) as evaluated:
         yield evaluated
 
 
 @contextmanager
 def _evaluated(
-    frame: DataFrame,
+    persist: Callable[[], AbstractContextManager[DataFrame]],
     evaluate: Callable[[DataFrame], tuple[Any, T]],
-    *,
-    at_once: bool = False,
-    in_one_task: bool = False,
-    number: str | None = None,
+    planned: DataFrame | None = None,
 ) -> Iterator[tuple[DataFrame, T]]:
     """Yield the rows and the second of what `evaluate` returns; the first is what `_seal` returns."""
     for _ in range(_MAX_EVALUATIONS):
-        with persisted(frame, at_once=at_once, in_one_task=in_one_task, number=number) as rows:
+        with persist() if planned is None else nullcontext(planned) as rows:
             blocks, result = evaluate(rows)
             if _are_unique(rows, blocks):
                 yield rows, result
                 return
+        planned = None
         logger.warning("two tasks have computed the same rows of a micro-batch; it is evaluated again")
     raise SourceLostError(
         f"{_MAX_EVALUATIONS} evaluations of the micro-batch left more than one version of some rows. "
@@ -99,7 +100,7 @@ def _evaluated(
 
 def num_materialized(rows: DataFrame) -> int | None:
     """Return about how many rows were kept, more than there are if some were computed twice; None if not known."""
-    count = optional(_kept_rows(rows).computeStats().rowCount())
+    count = optional(kept_relation(rows).computeStats().rowCount())
     return None if count is None else int(str(count))
 
 
@@ -108,13 +109,13 @@ def _seal(rows: DataFrame) -> Any:
 
     It takes a job of its own: nobody has yet seen rows that were computed twice before it ends.
     """
-    blocks = _kept_rows(rows).cacheBuilder().cachedColumnBuffers()
+    blocks = kept_relation(rows).cacheBuilder().cachedColumnBuffers()
     blocks.localCheckpoint()
     blocks.count()
     return blocks
 
 
-def _kept_rows(rows: DataFrame) -> Any:
+def kept_relation(rows: DataFrame) -> Any:
     """Return the relation of kept rows, the only one in the plan but for empty ones before it (`with_ids_of`)."""
     return rows._jdf.queryExecution().analyzed().collectLeaves().last()
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
+from stream_merge.bridge.counted import materialized_and_counted
 from stream_merge.bridge.creation import create_table
 from stream_merge.bridge.jvm import conflict_name
-from stream_merge.bridge.materialized import materialized_while
-from stream_merge.bridge.sessions import plan, planned_at_once
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import (
     location,
@@ -40,6 +39,8 @@ from stream_merge.steps import reached
 from stream_merge.table.exactly_once import BatchIdentity, Outcome, Retries, until_settled
 from stream_merge.table.log_stores import check_log_store
 
+T = TypeVar("T")
+
 logger: logging.Logger = logging.getLogger("stream_merge")
 
 REASONS = RESERVED_PREFIX + "reasons"
@@ -60,7 +61,7 @@ class _Judgement:
         columns: The batch's own.
         reasons: The reasons of a row.
         is_rejected: Whether it has any.
-        counts: Aggregates: the rows, those that are rejected, an example, and how many fail each check.
+        counts: Aggregates: the rows that are rejected, and how many fail each check.
     """
 
     checks: Sequence[Check]
@@ -110,9 +111,10 @@ class Quarantine:
         prepared: DataFrame,
         resolved: ResolvedMerge,
         special: Sequence[Column],
+        call: Callable[[DataFrame], T],
         *,
         is_one_task: bool = False,
-    ) -> Iterator[tuple[DataFrame, int, Mapping[str, Any]]]:
+    ) -> Iterator[tuple[DataFrame, int, Mapping[str, Any], T | None]]:
         """Set the rows aside that cannot be merged, and keep the others for the block.
 
         The rejected rows are committed before the merge: after a crash in between the quarantine has them, and the
@@ -123,30 +125,41 @@ class Quarantine:
             prepared: The batch that the merge was analysed for, with the sink's own columns behind those that arrived.
             resolved: The merge.
             special: What else is to be counted, in the same pass (`special_changes`).
+            call: Gets the rows that can be merged while they are evaluated, and may plan what is to be done with them.
             is_one_task: Whether it is small and one task computes it, so that one task may do all that follows.
 
         Returns:
-            The rows that can be merged, with the columns of the batch; how many cannot; and what else was counted.
+            The rows that can be merged, with the columns of the batch; how many cannot; what else was counted, and what
+            the call returned. If there is nothing to look at, nothing is counted or called.
 
         Raises:
             QuarantineLimitError: They are more than the sink allows; nothing was written.
         """
         judgement = resolved.once("judgement", lambda: self._judgement(batch, prepared, resolved))
         if not judgement.checks:
-            yield batch, 0, {}
+            yield batch, 0, {}, None
             return
         rows = resolved.source(batch.select("*", *judgement.missing)).alias(self.config.source_alias)
         rows = rows.select(*judgement.columns, judgement.reasons)
 
-        def counted(judged: DataFrame) -> DataFrame:
-            named = judged.alias(self.config.source_alias)
-            return plan(planned_at_once(named.agg(*special, *judgement.counts)))
+        def mergeable(judged: DataFrame) -> DataFrame:
+            return judged.where(~judgement.is_rejected).select(*judgement.columns)
 
-        with materialized_while(rows.coalesce(1) if is_one_task else rows, counted) as (judged, planned):
-            num_rejected, counts = self._check_limit(planned.collect()[0], judgement.checks)
+        evaluated = materialized_and_counted(
+            rows.coalesce(1) if is_one_task else rows,
+            [*special, *judgement.counts],
+            self.config.source_alias,
+            lambda judged: (kept := mergeable(judged), call(kept)),
+            resolved.once,
+        )
+        with evaluated as (judged, counts, (kept, result)):
+            num_rejected = counts["rejected"]
             if num_rejected:
-                self._set_aside(judged.where(judgement.is_rejected), batch.schema, num_rejected)
-            yield judged.where(~judgement.is_rejected).select(*judgement.columns), num_rejected, counts
+                rejected = judged.where(judgement.is_rejected)
+                self._check_limit(counts, judgement.checks, rejected)
+                self._set_aside(rejected, batch.schema, num_rejected)
+            others = {name: counts[name] for name in (*SPECIAL, "rows") if name in counts}
+            yield kept, num_rejected, others, result
 
     def _judgement(self, batch: DataFrame, prepared: DataFrame, resolved: ResolvedMerge) -> _Judgement:
         """Return the checks of every batch for which the merge is resolved alike."""
@@ -173,25 +186,22 @@ class Quarantine:
             columns=[F.col(quote(name)) for name in batch.columns],
             reasons=F.array(*[check.reason for check in checks]).alias(REASONS),
             is_rejected=is_rejected,
-            counts=[
-                F.count(F.lit(1)).alias("rows"),
-                F.count(F.when(is_rejected, 1)).alias("rejected"),
-                F.first(F.when(is_rejected, F.array_join(REASONS, "; ")), ignorenulls=True).alias("example"),
-                *counts,
-            ],
+            counts=[F.count(F.when(is_rejected, 1)).alias("rejected"), *counts],
         )
 
-    def _check_limit(self, row: Row, checks: Sequence[Check]) -> tuple[int, Mapping[str, Any]]:
-        """Return the numbers of rejected rows and of special changes among what was counted, and log the reasons."""
-        num_rows, num_rejected = row["rows"], row["rejected"]
-        others: dict[str, Any] = {name: row[name] for name in (*SPECIAL, "rows") if name in row.asDict()}
-        if not num_rejected:
-            return 0, others
-        found = {check.label: row[f"check_{number}"] for number, check in enumerate(checks)}
+    def _check_limit(self, counts: Mapping[str, Any], checks: Sequence[Check], rejected: DataFrame) -> None:
+        """Log why rows are rejected, of which there are some.
+
+        Raises:
+            QuarantineLimitError: They are more than the sink allows.
+        """
+        num_rows, num_rejected = counts["rows"], counts["rejected"]
+        found = {check.label: counts[f"check_{number}"] for number, check in enumerate(checks)}
         frequent = dict(sorted(((k, n) for k, n in found.items() if n), key=lambda pair: -pair[1])[:MAX_SHOWN_REASONS])
+        example = str(rejected.select(F.array_join(REASONS, "; ")).head(1)[0][0])
         limit = self.config.max_quarantined_share if self.config.quarantine is not None else None
         if num_rejected / num_rows > (limit or 0):
-            raise QuarantineLimitError(self.name, num_rejected, num_rows, limit, frequent, row["example"])
+            raise QuarantineLimitError(self.name, num_rejected, num_rows, limit, frequent, example)
         logger.warning(
             "%s: %d of %d rows cannot be merged and go to %s: %s; for example: %s",
             self.name,
@@ -199,9 +209,8 @@ class Quarantine:
             num_rows,
             self.table,
             ", ".join(f"{label} {number}" for label, number in frequent.items()),
-            row["example"],
+            example,
         )
-        return int(num_rejected), others
 
     def _set_aside(self, rejected: DataFrame, schema: StructType, num_rejected: int) -> None:
         """Append the rows to the table.
