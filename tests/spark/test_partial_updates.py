@@ -403,7 +403,8 @@ class TestWholeRows:
         assert not folded
         sink.merge(create_source(SCHEMA, [(1, "a9", None, 9, "u", ["b"])]))
         late = sink.merge(create_source(SCHEMA, [(1, "a5", "b5", 5, "u", None), (2, "x", "x", 1, "u", None)]))
-        assert len(folded) == 2
+        # The last batch was also planned to be like the one before.
+        assert len(folded) == 3
         assert read_rows(path, "id", "a", "b") == [Row(id=1, a="a9", b="b5"), Row(id=3, a="a", b="b")]
         assert late.num_outdated_rows == 1
 
