@@ -19,6 +19,7 @@ from stream_merge.bridge.transaction import Transaction
 from stream_merge.bridge.ui import OperationMetrics
 from stream_merge.clauses import Clause
 from stream_merge.config import SinkConfig
+from stream_merge.errors import CommitConflictError
 from stream_merge.key_index.index import KeyIndex
 from stream_merge.maintenance.upkeep import Upkeep
 from stream_merge.merge import lossless_casts
@@ -41,6 +42,10 @@ MAX_RESOLVED = 8
 
 _WRAPPING = "spark.databricks.delta.updateAndMergeCastingFollowsAnsiEnabledFlag"
 """If set, and without ANSI mode, a number that its column cannot hold becomes another one, without an error."""
+
+
+class AlteredMeanwhileError(CommitConflictError):
+    """Another writer altered the table after its version was opened; the batch begins again on the newest one."""
 
 
 @dataclass(slots=True)
@@ -149,6 +154,7 @@ class SinkCaches:
         """Return the statement as Delta resolves it; from the cache while clauses, schemas and settings stay the same.
 
         Raises:
+            AlteredMeanwhileError: Delta has resolved it against a newer version, which has other columns or settings.
             StreamMergeError: Delta refuses the statement.
         """
         spark = batch.sparkSession
@@ -184,6 +190,9 @@ class SinkCaches:
             own_columns=own_columns(config, partial),
             settings=_settings(spark, config, transaction),
         )
+        if resolved.target_definition != (transaction.metadata, transaction.protocol):
+            # It would name other columns, and be kept for this version, to which a RESTORE may lead back.
+            raise AlteredMeanwhileError(config.target, 1, "the table was altered while the merge was being planned")
         if config.keeps_values and lossless_casts.is_wanted(spark):
             resolved = lossless_casts.with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
         if partial is not None:

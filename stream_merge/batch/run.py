@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from stream_merge.batch.applied import remember_applied
 from stream_merge.batch.attempts import checked_plan, first_attempt, next_attempt
+from stream_merge.batch.caches import AlteredMeanwhileError
 from stream_merge.batch.column_checks import check_columns
 from stream_merge.batch.commit import Committed, only_call, retried_commit
 from stream_merge.batch.micro_batch import MicroBatch
@@ -25,8 +26,12 @@ from stream_merge.steps import reached
 logger: logging.Logger = logging.getLogger("stream_merge")
 
 
-def run(batch: MicroBatch) -> MergeResult:
+def run(batch: MicroBatch, num_begun: int = 1) -> MergeResult:
     """Merge a micro-batch into its table, or skip it when the table holds it.
+
+    Args:
+        batch: The batch.
+        num_begun: How often it was begun, this time included.
 
     Raises:
         StreamMergeError: Nothing of the batch is in the table.
@@ -40,12 +45,16 @@ def run(batch: MicroBatch) -> MergeResult:
     try:
         with only_call(batch, target):
             return skip(batch, target) if target.is_applied else write(batch, target, clauses)
+    except AlteredMeanwhileError as error:
+        if num_begun > batch.config.max_commit_retries:
+            raise
+        logger.info("%s; the batch begins again", error)
     except (UnresolvedColumnError, SchemaMismatchError):
         # Delta resolves names in the newest version, and a RESTORE since the version was opened takes columns away.
         if {*target.transaction.struct_type.names} <= {*target.table.begin().struct_type.names}:
             raise
         logger.info("%s: the table has lost columns meanwhile; the batch begins again", batch.name)
-    return run(batch)
+    return run(batch, num_begun + 1)
 
 
 def write(batch: MicroBatch, target: Target, clauses: tuple[Clause, ...]) -> MergeResult:

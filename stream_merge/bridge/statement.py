@@ -23,6 +23,7 @@ from stream_merge.bridge.jvm import (
     optional,
     scala_object,
     seq,
+    to_python,
     translate,
 )
 from stream_merge.bridge.kept_plans import KeptPlan, frame_plan, with_ids_of
@@ -300,6 +301,13 @@ class ResolvedMerge:
     def _frame(self, plan: Any) -> DataFrame:
         dataset = java_class(self._jvm, "org.apache.spark.sql.classic.Dataset")
         return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
+
+    @property
+    def target_definition(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Metadata and protocol of the version against which Delta has resolved the statement."""
+        index = self._command.targetFileIndex()
+        metadata, protocol = (to_python(self._jvm, action.wrap()) for action in (index.metadata(), index.protocol()))
+        return metadata["metaData"], protocol["protocol"]
 
     def evolve_schema(self, transaction: Transaction) -> None:
         """Make the final schema part of the transaction if the statement may evolve the schema."""
