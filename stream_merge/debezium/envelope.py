@@ -23,6 +23,7 @@ POSITION_FIELDS = (
     "commit_lsn",
     "event_serial_no",
     "scn",
+    "commit_scn",
     "ssn",
     "snapshot",
 )
@@ -288,33 +289,41 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
 
     `phase` is 0 for rows of a snapshot that rank before all changes, else 1. `position`, `part` and `event` are the
     position in the source's log: for PostgreSQL the lsn of the last commit before the change, the change's own lsn, and
-    its order in the transaction; for MySQL the number of the binlog file, position and row; for SQL Server and Db2 the
-    two halves of the change's lsn and the number of the event; for Oracle scn, 0 and the change's number in its
-    transaction, or ssn where that is not sent; otherwise the record's offset. `half` puts a delete before a create that
-    has everything else in common with it, as when a primary key changes.
+    its order in the transaction; for MySQL the number of the binlog file, position and its order in the transaction, or
+    row where that is not sent; for SQL Server the two halves of the commit's lsn, and the change's lsn and number of
+    the event in one number; for Db2 the two halves of the change's lsn and the number of the event; for Oracle the scn
+    of the commit, that of the change, and the change's number in its transaction, or ssn where that is not sent;
+    otherwise the record's offset. `half` puts a delete before a create that has everything else in common with it, as
+    when a primary key changes, and the row of an incremental snapshot before both.
     """
-    number = "coalesce(try_cast({} AS BIGINT), 0L)".format
-    half = "IF(op = 'd', 0L, 1L)"
     if order == "offset":
+        half = "IF(op = 'd', 0L, 1L)"
         return f"named_struct('phase', 1L, 'position', CAST(offset AS BIGINT), 'part', 0L, 'event', 0L, 'half', {half})"
-    lsn = "coalesce(position.change_lsn, position.commit_lsn)"
-    parts = f"split({lsn}, ':')"
-    high = f"try_cast(conv(concat(get({parts}, 0), get({parts}, 1)), 16, 10) AS BIGINT)"
-    low = f"try_cast(conv(get({parts}, 2), 16, 10) AS BIGINT)"
-    # PostgreSQL's log has changes in the order in which they were made, but a reader gets them in the order of their
-    # commits. The latter counts: a row is written before it waits for the transaction that deletes the other row of its
-    # key. `source.sequence` has both: the lsn of the last commit before the change, and its own. The first changes of a
-    # connector have no commit before them; their own lsn is lower than that of any later commit.
+    number = "coalesce(try_cast({} AS BIGINT), 0L)".format
+    is_incremental = "op = 'r' AND coalesce(position.snapshot = 'incremental', false)"
+    # A chunk of an incremental snapshot may be sent in the place of the change that ends it, which is newer.
+    half = f"CASE WHEN op = 'd' THEN 0L WHEN {is_incremental} THEN -1L ELSE 1L END"
+    # Logs have changes in the order in which they were made, but a reader gets them in the order of their commits. The
+    # latter counts: a row is written before it waits for the transaction that deletes the other row of its key, and an
+    # incremental snapshot does not contain what was written before it and committed after it.
+    # PostgreSQL's `source.sequence` has the lsn of the last commit before the change, and its own. The first changes of
+    # a connector have no commit before them; their own lsn is lower than that of any later commit. The rows of an
+    # incremental snapshot may be sent at a commit, with its lsn, before all changes that follow it.
     own_lsn = "try_cast(position.lsn AS BIGINT)"
     last_commit = """try_cast(regexp_extract(position.sequence, '^[^"n]*"([0-9]+)"', 1) AS BIGINT)"""
     commit_lsn = f"IF({own_lsn} IS NULL, NULL, coalesce({last_commit}, {own_lsn}))"
-    lsn_in_commit = f"IF(position.sequence LIKE '[%', {own_lsn}, NULL)"
+    lsn_in_commit = f"IF(position.sequence LIKE '[%' AND NOT ({is_incremental}), {own_lsn}, NULL)"
     file_number = "try_cast(regexp_extract(position.file, '([0-9]+)$', 1) AS BIGINT)"
-    major = f"coalesce({commit_lsn}, {file_number}, {high}, try_cast(position.scn AS BIGINT), offset, 0L)"
-    minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_in_commit}, 0L)"
+    # With compressed transactions, changes have the position of their transaction in the binlog.
+    in_file = "IF(position.file IS NULL, NULL, coalesce(total_order, position.row))"
+    high, low, in_commit = _lsn_sql()
+    commit_scn = "try_cast(position.commit_scn AS BIGINT)"
+    major = f"coalesce({commit_lsn}, {file_number}, {high}, {commit_scn}, try_cast(position.scn AS BIGINT), offset, 0L)"
+    scn_in_commit = f"IF({commit_scn} IS NULL, NULL, try_cast(position.scn AS BIGINT))"
+    minor = f"coalesce(try_cast(position.pos AS BIGINT), {low}, {lsn_in_commit}, {scn_in_commit}, 0L)"
     # Of Oracle ssn is 0 for most changes, and several of one transaction may have one scn.
     in_scn = "IF(position.scn IS NULL, NULL, coalesce(total_order, position.ssn))"
-    event = number(f"coalesce(position.row, position.event_serial_no, {in_scn}, total_order)")
+    event = number(f"coalesce({in_file}, {in_commit}, position.row, position.event_serial_no, {in_scn}, total_order)")
     is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
     # MySQL's log stands still while a snapshot reads its position, so this is the row's place among the changes. A
     # connector that is killed before it has committed any offset starts again with a snapshot, which is newer than some
@@ -325,6 +334,33 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
         f"named_struct('phase', {phase}, 'position', CAST({major} AS BIGINT), 'part', {minor}, "
         f"'event', {event}, 'half', {half})"
     )
+
+
+def _lsn_sql() -> tuple[str, str, str]:
+    """Return SQL for a change's position among the commits of SQL Server, and its place in its own.
+
+    SQL Server's lsn has the numbers of a log file (32 bits), a block (32) and a slot (16). Db2's looks otherwise.
+
+    Returns:
+        File and block of the commit; its slot; and the change's lsn and number of the event, as text. The first two are
+        those of the change, and the last is NULL, where the records do not have both lsn.
+    """
+    pattern = "'^[0-9A-Fa-f]{8}:[0-9A-Fa-f]{8}:[0-9A-Fa-f]{4}$'"
+    both = f"(position.change_lsn RLIKE {pattern} AND position.commit_lsn RLIKE {pattern})"
+
+    def part(lsn: str, number: int) -> str:
+        return f"try_cast(conv(get(split({lsn}, ':'), {number}), 16, 10) AS BIGINT)"
+
+    lsn = f"IF({both}, position.commit_lsn, coalesce(position.change_lsn, position.commit_lsn))"
+    parts = f"split({lsn}, ':')"
+    high = f"try_cast(conv(concat(get({parts}, 0), get({parts}, 1)), 16, 10) AS BIGINT)"
+    change, commit = "position.change_lsn", "position.commit_lsn"
+    # How many log files the transaction has gone through since (13 bits, the last first), block, slot and event (2).
+    num_files = f"least(greatest({part(commit, 0)} - {part(change, 0)}, 0L), 8191L)"
+    event = "least(coalesce(try_cast(position.event_serial_no AS BIGINT), 0L), 3L)"
+    block_and_slot = f"shiftleft({part(change, 1)}, 18) + shiftleft({part(change, 2)}, 2)"
+    in_commit = f"shiftleft(8191L - {num_files}, 50) + {block_and_slot} + {event}"
+    return high, part(lsn, 2), f"IF({both}, CAST({in_commit} AS STRING), NULL)"
 
 
 def _deleted_names(prefix: str) -> list[str]:

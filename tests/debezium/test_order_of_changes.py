@@ -59,6 +59,75 @@ def test_postgresql_s_changes_are_in_the_order_of_their_commits(spark):
     assert (without["position"], without["part"]) == (120, 0)
 
 
+def test_postgresql_s_incremental_snapshot_is_older_than_what_is_committed_after_it(spark):
+    def change(op, lsn, last_commit, **source):
+        images = {"before": ROW} if op == "d" else {"after": ROW}
+        return envelope(op, **images, lsn=lsn, sequence=json.dumps([str(last_commit), str(lsn)]), **source)
+
+    chunk = {"snapshot": "incremental"}
+    # A read-only snapshot is sent at a commit, with its place: the transaction was still running then.
+    assert order_of(spark, change("u", 155, 160), change("r", 160, 160, **chunk), change("u", 90, 80)) == [2, 1, 0]
+    # Or at a change of the row.
+    assert order_of(spark, change("d", 170, 160), change("r", 170, 160, **chunk), change("c", 170, 160)) == [1, 0, 2]
+
+
+def test_mysql_s_compressed_transactions_have_one_position(spark):
+    def change(op, total_order, row=0):
+        images = {"before": ROW} if op == "d" else {"after": ROW}
+        source = mysql(file="binlog.000003", pos=429, row=row)
+        return {**envelope(op, **images, **source), "transaction": {"id": "3e11fa47:23", "total_order": total_order}}
+
+    assert order_of(spark, change("d", 2), change("c", 1), change("c", 3), change("u", 5), change("u", 4, 1)) == [
+        1, 0, 2, 4, 3,
+    ]  # fmt: skip
+
+
+def oracle(op, scn, commit_scn, total_order=None, **source):
+    images = {"before": ROW} if op == "d" else {"after": ROW}
+    source = {"connector": "oracle", "scn": str(scn), "commit_scn": commit_scn, "ssn": 0, **source}
+    return {**envelope(op, **images, **source), "transaction": {"id": "1", "total_order": total_order}}
+
+
+def test_oracle_s_changes_are_in_the_order_of_their_commits(spark):
+    messages = [
+        oracle("u", 100, "130"),
+        oracle("r", 120, "121", snapshot="incremental"),
+        oracle("d", 110, "115"),
+        oracle("u", 105, "130", 3),
+        oracle("u", 105, "130", 2),
+        # As a version has it that tells of no commit.
+        oracle("u", 90, None),
+        oracle("u", 95, "95:1:00,96:2:00"),
+        oracle("r", 500, None, snapshot="true"),
+    ]
+    assert order_of(spark, *messages) == [7, 5, 6, 2, 1, 0, 4, 3]
+
+
+def sql_server(op, change, commit, number=1, **source):
+    def lsn(place):
+        return None if place is None else "{:08x}:{:08X}:{:04x}".format(*place)
+
+    images = {"before": ROW} if op == "d" else {"after": ROW}
+    source = {"connector": "sqlserver", "snapshot": "false", "event_serial_no": number, **source}
+    return envelope(op, **images, change_lsn=lsn(change), commit_lsn=lsn(commit), **source)
+
+
+def test_sql_server_s_changes_are_in_the_order_of_their_commits(spark):
+    messages = [
+        sql_server("u", (0x27, 0x100, 1), (0x28, 0x130, 2)),
+        sql_server("r", (0x27, 0x120, 1), (0x27, 0x121, 9), snapshot="incremental"),
+        sql_server("d", (0x27, 0x110, 3), (0x27, 0x121, 8)),
+        # Of one transaction: by log file, block, slot, and event.
+        sql_server("u", (0x28, 0x1, 1), (0x28, 0x130, 2)),
+        sql_server("u", (0x27, 0x100, 0xFFFF), (0x28, 0x130, 2)),
+        sql_server("u", (0x27, 0xFFFFFFFF, 0), (0x28, 0x130, 2)),
+        sql_server("u", (0x27, 0x100, 1), (0x28, 0x130, 2), 2),
+        sql_server("u", (0x27FFFFFF, 0x1, 1), (0x7FFFFFFF, 0xFFFFFFFF, 1)),
+        sql_server("r", None, (0x30, 1, 1), None, snapshot="true"),
+    ]
+    assert order_of(spark, *messages) == [8, 2, 1, 0, 6, 4, 5, 3, 7]
+
+
 def test_mysql_s_log_is_ordered_across_its_files(spark):
     messages = [
         envelope("u", ROW, **mysql(file="binlog.000010", pos=4)),
