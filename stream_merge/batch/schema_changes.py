@@ -194,9 +194,9 @@ def _is_for_the_sink(kept: DataType, sent: DataType) -> bool:
         case DateType():
             return isinstance(sent, TimestampType | TimestampNTZType)
         case FloatType():
-            return isinstance(sent, IntegralType | DoubleType)
+            return isinstance(sent, IntegralType | DoubleType | DecimalType | StringType)
         case DoubleType():
-            return isinstance(sent, IntegralType)
+            return isinstance(sent, IntegralType | DecimalType | StringType)
         case IntegralType():
             return isinstance(sent, FloatType | DoubleType | DecimalType)
         case _:

@@ -101,6 +101,8 @@ def date(raw: str) -> str:
         f"CASE WHEN {raw} RLIKE {_INTEGER} THEN {let(f'try_cast({raw} AS BIGINT)', _date_of_days)} "
         f"WHEN {_IS_LAST(raw)} THEN {_infinite_date(raw, _LAST_DAY)} "
         f"WHEN {_IS_FIRST(raw)} THEN {_infinite_date(raw, _FIRST_DAY)} "
+        # What has a time of day is no date, unless it is midnight.
+        f"WHEN contains({raw}, ':') AND try_cast({raw} AS TIMESTAMP_NTZ) <> try_cast({raw} AS DATE) THEN NULL "
         f"ELSE try_cast(trim(TRAILING 'Z' FROM {raw}) AS DATE) END"
     )
 
@@ -212,6 +214,8 @@ def _timestamp_of_text(raw: str) -> str:
     return (
         f"CASE WHEN {_IS_LAST(raw)} THEN timestamp_micros({_LAST_MICROS}) "
         f"WHEN {_IS_FIRST(raw)} THEN timestamp_micros({_FIRST_MICROS}) "
+        # Spark would take the day on which it reads a time of day.
+        f"WHEN {raw} RLIKE '^ *T?[0-9]{{1,2}}:' THEN NULL "
         f"WHEN {raw} RLIKE {_ZONE} THEN try_cast({raw} AS TIMESTAMP_LTZ) "
         f"ELSE try_cast(concat({raw}, 'Z') AS TIMESTAMP_LTZ) END"
     )

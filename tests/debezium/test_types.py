@@ -207,6 +207,26 @@ def test_infinite_dates_and_timestamps_sort_last_and_first_and_are_no_other_valu
     }
 
 
+def test_a_time_of_day_is_no_part_of_a_date_and_no_point_in_time(spark):
+    check_misfits(
+        spark,
+        ("DATE", "2026-01-02 23:59:00"),
+        ("DATE", "2026-01-02T00:00:01Z"),
+        ("DATE", "10:00:00"),
+        ("TIMESTAMP", "10:00:00"),
+        ("TIMESTAMP", "T9:30Z"),
+        ("TIMESTAMP", "10:00:00-05:00"),
+        ("TIMESTAMP_NTZ", "10:00:00"),
+        ("TIMESTAMP_NTZ", "T10:00:00Z"),
+    )
+    check(
+        spark,
+        ("DATE", "2026-01-02T00:00:00Z", date(2026, 1, 2)),
+        ("DATE", "2026-01-02 00:00:00", date(2026, 1, 2)),
+        ("TIMESTAMP_NTZ", "2026-01-02 10:00:00", at("2026-01-02 10:00:00")),
+    )
+
+
 def test_dates_are_decoded_with_the_parser_of_earlier_releases_of_spark_too(spark):
     days = {"day": ("DATE", 20455), "text": ("DATE", "2026-01-02"), "as_text": (Field("STRING", "Date"), 20455)}
     message = envelope("c", {"id": 1, **{name: value for name, (_, value) in days.items()}})

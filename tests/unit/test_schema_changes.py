@@ -207,6 +207,8 @@ def test_a_table_that_must_not_have_type_widening_only_gets_new_columns_and_fiel
         ("date", "timestamp_ntz", ("timestamp_ntz", "timestamp_ntz", "timestamp_ntz", "timestamp_ntz")),
         ("double", "bigint", ("bigint", "bigint", "bigint", "bigint")),
         ("float", "double", ("double", "double", "double", "double")),
+        ("float", "string", ("string", "string", "string", "string")),
+        ("double", "decimal(20,0)", ("decimal(20,0)", "decimal(20,0)", "decimal(20,0)", "decimal(20,0)")),
         ("bigint", "double", ("double", "double", "double", "double")),
         ("int", "decimal(38,10)", ("decimal(38,10)", "decimal(38,10)", "decimal(38,10)", "decimal(38,10)")),
         ("float", "int", ("double", "double", "int", "double")),
