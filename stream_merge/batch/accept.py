@@ -52,19 +52,9 @@ class Accepted:
 
     @property
     def _reduced_by(self) -> tuple[object, ...]:
-        """What the plan depends on that was counted."""
-        return (
-            self.truncates is None,
-            self.has_moves,
-            None if self.unset is None else frozenset(self.unset),
-            self.num_lacking == 0,
-            self.is_few,
-        )
-
-    @property
-    def is_few(self) -> bool:
-        """Whether the rows were counted, and are few enough for one task."""
-        return self.num_rows is not None and self.num_rows <= MAX_UNSHUFFLED_ROWS
+        unset = None if self.unset is None else frozenset(self.unset)
+        is_few = self.num_rows is not None and self.num_rows <= MAX_UNSHUFFLED_ROWS
+        return self.truncates is None, self.has_moves, unset, self.num_lacking == 0, is_few
 
 
 @contextmanager
@@ -96,11 +86,11 @@ def accepted(
         counts: Mapping[str, Any] = {}
         ahead: tuple[Accepted, T] | None = None
 
-        def call(rows: DataFrame) -> tuple[Accepted, T] | None:
-            before = batch.caches.counts
-            if before is None or before.get("truncates") or before.get("moves") or bound.is_keyless:
+        def as_before(rows: DataFrame) -> tuple[Accepted, T] | None:
+            if batch.caches.counts is None or bound.is_keyless:
                 return None
-            likely = _with_counts(Accepted(rows=rows), before)
+            # To look into rows with another key takes jobs.
+            likely = replace(_with_counts(Accepted(rows=rows), batch.caches.counts), has_moves=False)
             return likely, plan_ahead(likely)
 
         if bound.config.checks_rows:
@@ -122,7 +112,7 @@ def accepted(
                 frame,
                 resolved,
                 special,
-                lambda kept: call(without_schema_changes(kept, rows.columns, changes)),
+                lambda kept: as_before(without_schema_changes(kept, rows.columns, changes)),
                 is_one_task=is_one_task,
             )
             kept, num_quarantined_rows, counts, ahead = stack.enter_context(judged)
@@ -133,7 +123,7 @@ def accepted(
         if special and not counts:
             if is_small_and_one_task(batch.frame, batch.query):
                 rows = rows.coalesce(1)
-            counted = materialized_and_counted(rows, special, bound.config.source_alias, call, once)
+            counted = materialized_and_counted(rows, special, bound.config.source_alias, as_before)
             rows, counts, ahead = stack.enter_context(counted)
         if bound.is_keyless and rows is batch.frame:
             # After a conflict rows are paired anew.

@@ -14,11 +14,12 @@ from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.column_checks import tell_left_out, tell_unordered
 from stream_merge.batch.measure import PlannedMeasure, measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
-from stream_merge.batch.reduce import Changes, PlannedReduction, Reduction, changes_of, planned_reduction, reduced
+from stream_merge.batch.reduce import Changes, PlannedReduction, Reduction, changes_of, planned_reduction
 from stream_merge.batch.schema_changes import schema_changes_of, tell_schema_changes
 from stream_merge.batch.target import Target, prepare_target
 from stream_merge.batch.write_ahead import plan_ahead, written_ahead
 from stream_merge.bridge import sessions
+from stream_merge.bridge.materialized import materialized_while
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
@@ -93,7 +94,7 @@ def first_attempt(
         def next_plans(rows: DataFrame) -> tuple[PlannedMeasure, DataFrame | None]:
             return plan_measure(reduction, rows), plan_ahead(reduction, plan, rows)
 
-        rows, (measure, new) = kept_rows.enter_context(reduced(reducing, next_plans))
+        rows, (measure, new) = kept_rows.enter_context(materialized_while(reducing.persist, next_plans, reducing.rows))
         ahead = kept_rows.enter_context(written_ahead(reduction, rows, new))
         source = kept_rows.enter_context(measured(rows, reduction, measure))
     return Attempt(
@@ -150,7 +151,8 @@ def next_attempt(
     reduction = Reduction(batch=batch, changes=changes, resolved=resolved, transaction=transaction, store=store)
     if not kept.evaluated:
         reducing = kept_rows.enter_context(planned_reduction(reduction))
-        rows, planned = kept_rows.enter_context(reduced(reducing, partial(plan_measure, reduction)))
+        next_plan = partial(plan_measure, reduction)
+        rows, planned = kept_rows.enter_context(materialized_while(reducing.persist, next_plan, reducing.rows))
         source = kept_rows.enter_context(measured(rows, reduction, planned))
     elif not kept.measured:
         source = kept_rows.enter_context(measured(rows, reduction, plan_measure(reduction, rows)))

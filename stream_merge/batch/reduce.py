@@ -12,9 +12,10 @@ There is one reducer for each kind of sink and batch. All have the same signatur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -24,7 +25,6 @@ from stream_merge.batch.bind import Bound, bind
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.bridge.kept_plans import kept_plan
 from stream_merge.bridge.kept_rows import persisted
-from stream_merge.bridge.materialized import materialized_while
 from stream_merge.bridge.source_size import is_computed_in_one_task, is_known_to_be_small
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.transaction import Transaction
@@ -42,8 +42,6 @@ from stream_merge.table.char_columns import char_columns, without_blanks
 from stream_merge.table.files import KeyRange
 from stream_merge.tombstones.store import TombstoneStore
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
@@ -56,7 +54,8 @@ class Changes:
         moves: The rows that get another key and have values that must follow them; None if there are none.
         partial: How these changes, or rows of the target, set single columns; None if whole rows can be merged.
         unset: The columns that a change of the batch leaves alone; None if that was not looked for.
-        num_lacking: The number of changes that leave columns alone and give no row another key; None as well.
+        num_lacking: The number of changes that leave columns alone and give no row another key; None as well. Like the
+            number of rows, it is that of another batch where it makes no difference (`Accepted.is_reduced_as`).
         num_rows: The number of rows that the batch has kept; None where they were not counted.
     """
 
@@ -211,29 +210,22 @@ Reducer: TypeAlias = "Callable[[Reduction, ExitStack], DataFrame]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedReduction:
-    """The plan that reduces a batch.
+    """The plan that reduces a batch to the rows that the merge takes, numbered by `SOURCE_ID`.
 
     Attributes:
         reduction: The batch.
-        frame: Its reduced rows.
-        rows: The frame that will keep them; nothing is evaluated.
-        in_one_task: See `persisted`.
-        at_once: The same.
+        persist: Plans the rows once more.
+        rows: The frame that will keep them, of which nothing is evaluated.
     """
 
     reduction: Reduction
-    frame: DataFrame
+    persist: Callable[[], AbstractContextManager[DataFrame]]
     rows: DataFrame
-    in_one_task: bool
-    at_once: bool
 
 
 @contextmanager
 def planned_reduction(reduction: Reduction) -> Iterator[PlannedReduction]:
-    """Plan how a batch is reduced to the rows that the merge takes, numbered by `SOURCE_ID`.
-
-    No job is run on the batch, but on rows that get another key and on tables without a key.
-    """
+    """Plan how a batch is reduced. A job is only run for rows that get another key, and for tables without a key."""
     batch, changes = reduction.batch, reduction.changes
     with ExitStack() as stack:
         # Rows that are counted already are reduced in one task without a shuffle, if they are few.
@@ -243,31 +235,8 @@ def planned_reduction(reduction: Reduction) -> Iterator[PlannedReduction]:
         frame = _reducer(reduction)(reduction, stack)
         # The changes that hand values on are joined in many small stages.
         at_once = changes.moves is not None and changes.moves.is_small
-        rows = stack.enter_context(persisted(frame, in_one_task=is_small, at_once=at_once, number=SOURCE_ID))
-        yield PlannedReduction(reduction=reduction, frame=frame, rows=rows, in_one_task=is_small, at_once=at_once)
-
-
-@contextmanager
-def reduced(planned: PlannedReduction, call: Callable[[DataFrame], T]) -> Iterator[tuple[DataFrame, T]]:
-    """Give the rows that the merge takes for the block. The batch is evaluated here, once.
-
-    Args:
-        planned: How it is reduced.
-        call: Plans what comes next; see `materialized_while`.
-
-    Returns:
-        The rows, and what the call returned.
-    """
-    evaluated = materialized_while(
-        planned.frame,
-        call,
-        in_one_task=planned.in_one_task,
-        at_once=planned.at_once,
-        number=SOURCE_ID,
-        planned=planned.rows,
-    )
-    with evaluated as found:
-        yield found
+        persist = partial(persisted, frame, in_one_task=is_small, at_once=at_once, number=SOURCE_ID)
+        yield PlannedReduction(reduction=reduction, persist=persist, rows=stack.enter_context(persist()))
 
 
 def _reducer(reduction: Reduction) -> Reducer:

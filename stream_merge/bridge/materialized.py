@@ -43,37 +43,29 @@ def materialized(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def materialized_while(
-    frame: DataFrame,
+    persist: Callable[[], AbstractContextManager[DataFrame]],
     call: Callable[[DataFrame], T],
-    *,
-    at_once: bool = False,
-    in_one_task: bool = False,
-    number: str | None = None,
     planned: DataFrame | None = None,
 ) -> Iterator[tuple[DataFrame, T]]:
     """Evaluate a frame as `materialized` does, and call a function beside it; yield the rows and what it returned.
 
     Args:
-        frame: The frame.
+        persist: `persisted` of the frame.
         call: Gets the frame of the rows, and may plan what is to be done with them; it must not run a job on them.
-        at_once: Whether it should be planned without adaptive execution; see `persisted`.
-        in_one_task: Whether one task should do what comes after a shuffle; see `persisted`.
-        number: A column to add that numbers the rows; None for none.
-        planned: What `persisted` gave for the same, which is not evaluated yet; None to plan it now.
+        planned: What `persist` gave before, of which nothing is evaluated yet; None to plan it now.
 
     Raises:
         SourceLostError: As `materialized` does.
     """
-    spark = frame.sparkSession
-    description = spark.sparkContext.getLocalProperty("spark.job.description") or ""
 
     def evaluate(rows: DataFrame) -> tuple[Any, T]:
+        spark = rows.sparkSession
+        description = spark.sparkContext.getLocalProperty("spark.job.description") or ""
         with BackgroundTask(spark, description, partial(_seal, rows)) as sealing:
             result = call(rows)
         return sealing.result(), result
 
-    again = partial(persisted, frame, at_once=at_once, in_one_task=in_one_task, number=number)
-    with _evaluated(again, evaluate, planned) as evaluated:
+    with _evaluated(persist, evaluate, planned) as evaluated:
         yield evaluated
 
 

@@ -300,7 +300,8 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
         half = "IF(op = 'd', 0L, 1L)"
         return f"named_struct('phase', 1L, 'position', CAST(offset AS BIGINT), 'part', 0L, 'event', 0L, 'half', {half})"
     number = "coalesce(try_cast({} AS BIGINT), 0L)".format
-    is_incremental = "op = 'r' AND coalesce(position.snapshot = 'incremental', false)"
+    of_chunk = "coalesce(position.snapshot = 'incremental', false)"
+    is_incremental = f"(op = 'r' AND {of_chunk})"
     # A chunk of an incremental snapshot may be sent in the place of the change that ends it, which is newer.
     half = f"CASE WHEN op = 'd' THEN 0L WHEN {is_incremental} THEN -1L ELSE 1L END"
     # Logs have changes in the order in which they were made, but a reader gets them in the order of their commits. The
@@ -312,7 +313,7 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     own_lsn = "try_cast(position.lsn AS BIGINT)"
     last_commit = """try_cast(regexp_extract(position.sequence, '^[^"n]*"([0-9]+)"', 1) AS BIGINT)"""
     commit_lsn = f"IF({own_lsn} IS NULL, NULL, coalesce({last_commit}, {own_lsn}))"
-    lsn_in_commit = f"IF(position.sequence LIKE '[%' AND NOT ({is_incremental}), {own_lsn}, NULL)"
+    lsn_in_commit = f"IF(position.sequence LIKE '[%' AND NOT {is_incremental}, {own_lsn}, NULL)"
     file_number = "try_cast(regexp_extract(position.file, '([0-9]+)$', 1) AS BIGINT)"
     # With compressed transactions, changes have the position of their transaction in the binlog.
     in_file = "IF(position.file IS NULL, NULL, coalesce(total_order, position.row))"
@@ -324,7 +325,7 @@ def sequence_sql(order: str, *, snapshot_first: bool | None) -> str:
     # Of Oracle ssn is 0 for most changes, and several of one transaction may have one scn.
     in_scn = "IF(position.scn IS NULL, NULL, coalesce(total_order, position.ssn))"
     event = number(f"coalesce({in_file}, {in_commit}, position.row, position.event_serial_no, {in_scn}, total_order)")
-    is_snapshot = "op = 'r' AND NOT coalesce(position.snapshot = 'incremental', false)"
+    is_snapshot = f"op = 'r' AND NOT {of_chunk}"
     # MySQL's log stands still while a snapshot reads its position, so this is the row's place among the changes. A
     # connector that is killed before it has committed any offset starts again with a snapshot, which is newer than some
     # changes.

@@ -150,7 +150,6 @@ class Quarantine:
             [*special, *judgement.counts],
             self.config.source_alias,
             lambda judged: (kept := mergeable(judged), call(kept)),
-            resolved.once,
         )
         with evaluated as (judged, counts, (kept, result)):
             num_rejected = counts["rejected"]

@@ -82,6 +82,13 @@ def test_mysql_s_compressed_transactions_have_one_position(spark):
     ]  # fmt: skip
 
 
+def test_mysql_s_chunk_that_a_change_ends_is_older_than_the_change(spark):
+    place = mysql(file="binlog.000003", pos=429, row=0)
+    deleted, row = envelope("d", before=ROW, **place), envelope("r", ROW, **{**place, "snapshot": "incremental"})
+    assert order_of(spark, deleted, row) == [1, 0]
+    assert order_of(spark, envelope("c", ROW, **place), row, deleted) == [1, 2, 0]
+
+
 def oracle(op, scn, commit_scn, total_order=None, **source):
     images = {"before": ROW} if op == "d" else {"after": ROW}
     source = {"connector": "oracle", "scn": str(scn), "commit_scn": commit_scn, "ssn": 0, **source}
@@ -99,8 +106,11 @@ def test_oracle_s_changes_are_in_the_order_of_their_commits(spark):
         oracle("u", 90, None),
         oracle("u", 95, "95:1:00,96:2:00"),
         oracle("r", 500, None, snapshot="true"),
+        # Without the number in the transaction.
+        oracle("u", 109, "130"),
+        oracle("u", 108, "130"),
     ]
-    assert order_of(spark, *messages) == [7, 5, 6, 2, 1, 0, 4, 3]
+    assert order_of(spark, *messages) == [7, 5, 6, 2, 1, 0, 4, 3, 9, 8]
 
 
 def sql_server(op, change, commit, number=1, **source):
@@ -114,18 +124,19 @@ def sql_server(op, change, commit, number=1, **source):
 
 def test_sql_server_s_changes_are_in_the_order_of_their_commits(spark):
     messages = [
-        sql_server("u", (0x27, 0x100, 1), (0x28, 0x130, 2)),
+        sql_server("u", (0x27, 0x100, 1), (0x28, 0x130, 2), 2),
         sql_server("r", (0x27, 0x120, 1), (0x27, 0x121, 9), snapshot="incremental"),
         sql_server("d", (0x27, 0x110, 3), (0x27, 0x121, 8)),
         # Of one transaction: by log file, block, slot, and event.
         sql_server("u", (0x28, 0x1, 1), (0x28, 0x130, 2)),
         sql_server("u", (0x27, 0x100, 0xFFFF), (0x28, 0x130, 2)),
         sql_server("u", (0x27, 0xFFFFFFFF, 0), (0x28, 0x130, 2)),
-        sql_server("u", (0x27, 0x100, 1), (0x28, 0x130, 2), 2),
+        sql_server("u", (0x27, 0x100, 1), (0x28, 0x130, 2), 1),
         sql_server("u", (0x27FFFFFF, 0x1, 1), (0x7FFFFFFF, 0xFFFFFFFF, 1)),
         sql_server("r", None, (0x30, 1, 1), None, snapshot="true"),
+        sql_server("u", (0x27, 0x101, 0), (0x28, 0x130, 2)),
     ]
-    assert order_of(spark, *messages) == [8, 2, 1, 0, 6, 4, 5, 3, 7]
+    assert order_of(spark, *messages) == [8, 2, 1, 6, 0, 4, 9, 5, 3, 7]
 
 
 def test_mysql_s_log_is_ordered_across_its_files(spark):

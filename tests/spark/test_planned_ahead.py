@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from pyspark.sql.types import IntegerType
 
 from stream_merge import debezium, merge_sink
 from stream_merge.batch import reduce
+from stream_merge.bridge import materialized
 from stream_merge.bridge.counted import materialized_and_counted
 from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record
 from tests.spark.jobs import job_descriptions, next_job_id
@@ -71,9 +73,10 @@ BATCHES: dict[str, tuple[Records, bool, dict[int, tuple[Any, ...] | None]]] = {
     "with a new key": (key_change(50, 2, 9, PLACEHOLDER, 7.0), False, {2: None, 9: ("t2", 7.0)}),
     "after a new key": (
         [change("u", 60, 9, "x9", 8.0), change("c", 61, 5, None, None)],
-        True,
+        False,
         {9: ("x9", 8.0), 5: (None, None)},
     ),
+    "with a new key and all values": (key_change(65, 9, 8, "m8", 1.5), False, {9: None, 8: ("m8", 1.5)}),
     "like that": ([change("u", 70, 5, "y5", 9.0)], True, {5: ("y5", 9.0)}),
     "with a row that cannot be merged": (
         [change("u", 80, 5, "z5", "no number"), change("u", 81, 1, "z1", 2.0)],
@@ -83,7 +86,7 @@ BATCHES: dict[str, tuple[Records, bool, dict[int, tuple[Any, ...] | None]]] = {
     "with a TRUNCATE": (
         [record(None, envelope("t", **source(90)), offset=90), change("c", 91, 6, "a6", 3.0)],
         False,
-        {1: None, 3: None, 5: None, 9: None, 6: ("a6", 3.0)},
+        {1: None, 3: None, 5: None, 8: None, 6: ("a6", 3.0)},
     ),
     "after a TRUNCATE": (
         [change("c", 100, 7, "b7", 4.0), change("u", 85, 1, "late", 0.0)],
@@ -144,12 +147,8 @@ def test_what_is_special_is_counted_by_the_job_that_evaluates_the_batch(
         assert phases["read the source"] == 3
 
 
-def once(_: str, make: Callable[[], Any]) -> Any:
-    return make()
-
-
 def counted(frame: DataFrame, counts: Sequence[Column]) -> tuple[list[Row], dict[str, Any], int]:
-    with materialized_and_counted(frame, counts, "s", lambda rows: len(rows.columns), once) as (rows, found, result):
+    with materialized_and_counted(frame, counts, "s", lambda rows: len(rows.columns)) as (rows, found, result):
         return rows.collect(), dict(found), result
 
 
@@ -168,6 +167,42 @@ def test_rows_and_counts_are_those_of_one_evaluation(spark: SparkSession, num_pa
     assert found["found"] == sum(row["f"] < 0.5 for row in rows)
     assert (found["rows"], found["n"], num_columns, len(rows)) == (1000, 999, 2, 1000)
     assert {*found["texts"]} == {'ü".0', 'ü".1', None}
+
+
+@pytest.mark.parametrize("num_discarded", [1, 2])
+def test_what_was_observed_of_a_discarded_evaluation_does_not_count(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, num_discarded: int
+) -> None:
+    """As where two executors keep a version of the same rows."""
+    verdicts = iter([False] * num_discarded + [True])
+    monkeypatch.setattr(materialized, "_are_unique", lambda *_: next(verdicts))
+    frame = spark.range(0, 1000, 1, 2).withColumn("f", F.rand())
+    rows, found, _ = counted(frame, [number(F.col("f") < 0.5)])
+    assert (found["found"], found["rows"]) == (sum(row["f"] < 0.5 for row in rows), 1000)
+
+
+@pytest.mark.parametrize("observation", [None, {"rows": 999, "found": 0}])
+def test_where_not_all_rows_were_observed_they_are_counted(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, observation: dict[str, int] | None
+) -> None:
+    monkeypatch.setattr("stream_merge.bridge.counted._observation", lambda _: observation)
+    _, found, _ = counted(spark.range(1000), [number(F.col("id") < 5)])
+    assert found == {"found": 5, "rows": 1000}
+
+
+@pytest.mark.parametrize("is_aside", [False, True])
+def test_the_clock_of_a_condition_goes_on(
+    spark: SparkSession, create_table: CreateTable, tmp_path: Path, is_aside: bool
+) -> None:
+    path = create_table("id INT, at TIMESTAMP", [(1, None)], deletion_vectors=True)
+    options: dict[str, Any] = {"quarantine": str(tmp_path / "aside")} if is_aside else {}
+    sink = merge_sink(path, keys="id", sequence_by="id", truncate_when="at <= TIMESTAMP'now'", **options)
+    later = spark.sql("SELECT 2 AS id, TIMESTAMP'now' + INTERVAL 1 HOUR AS at")
+    sink.merge(later)
+    time.sleep(1)
+    sink.merge(spark.sql("SELECT 3 AS id, TIMESTAMP'now' AS at"))
+    # The second batch is a TRUNCATE.
+    assert spark.read.format("delta").load(path).count() == 0
 
 
 def evaluations(spark: SparkSession) -> Iterator[tuple[str, Column]]:
