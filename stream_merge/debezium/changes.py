@@ -82,8 +82,8 @@ def changes(
 
     Args:
         records: The rows of Spark's Kafka source, with `headers` (`includeHeaders=true`). Without headers, changes of
-            primary keys go unnoticed. Persist the changes before you filter them or read them twice; otherwise Spark
-            parses them again.
+            primary keys go unnoticed. Persist the changes before you read them twice; otherwise Spark parses
+            them again.
         columns: The columns of the table: DDL, a schema, or a type or `Field` for each name. None learns them from the
             schema part of the records, which reads the records; in a stream, pass the result of `learn_columns`.
         keys: The key columns, taken from the record's key. An empty list means a table without a key; None learns them

@@ -230,7 +230,11 @@ class Message:
             condition = "<>" if name == "after" else "="
             texts = f"CASE WHEN op {condition} 'd' AND NOT is_tombstone THEN named_struct({values}) END"
         found = f"CAST({self.by_layout(image, texts)} AS STRUCT<{types}>)"
-        return f"CASE WHEN op IN ('r', 'c', 'u') THEN {found} END" if name == "after" else found
+        conditions = ["op IN ('r', 'c', 'u')"] if name == "after" else []
+        # Spark moves a condition on columns below the steps that compute them, with each step's SQL in the place of its
+        # names: below ten steps it would be longer than memory. It moves none below a step that is not deterministic.
+        conditions.append("spark_partition_id() >= 0")
+        return f"CASE WHEN {' AND '.join(conditions)} THEN {found} END"
 
     def position_sql(self) -> dict[str, str]:
         """Return SQL for the fields that hold a change's position in the source's log, as text.
