@@ -82,5 +82,5 @@ def choose_strategy(
             reason="the target has deletion vectors: unchanged rows stay where they are",
         )
     return MergePlan(
-        strategy=Strategy.COPY_ON_WRITE, reason="the target has no deletion vectors: touched files are rewritten"
+        strategy=Strategy.COPY_ON_WRITE, reason="the target gets no deletion vectors: touched files are rewritten"
     )

@@ -25,10 +25,11 @@ from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Action, Clause, When
 from stream_merge.config import SinkConfig
+from stream_merge.errors import UnsupportedTableError
 from stream_merge.merge.statement import checked_clauses
 from stream_merge.partial_updates.registers import has_column_sequences, reset_clause
-from stream_merge.plan import MergePlan, choose_strategy
-from stream_merge.table.features import check_supported, has_deletion_vectors
+from stream_merge.plan import MergePlan, Strategy, choose_strategy
+from stream_merge.table.features import FILE_METADATA, check_supported, has_deletion_vectors, hides_file_metadata
 from stream_merge.tombstones.store import TombstoneStore, load_store
 
 
@@ -47,10 +48,15 @@ def checked_plan(
         UnsupportedTableError: The table has a feature that is not maintained, or the requested strategy does not fit.
     """
     check_supported(config.target, transaction.metadata, transaction.protocol, transaction.schema)
+    if config.requested_strategy is Strategy.MERGE_ON_READ and hides_file_metadata(transaction.schema):
+        raise UnsupportedTableError(
+            f"{config.target} has a column {FILE_METADATA}, so that no reader of Delta can read its deletion vectors: "
+            "rename the column, or leave strategy out, and files are rewritten"
+        )
     return choose_strategy(
         clauses,
         is_complete_mode=is_complete,
-        has_deletion_vectors=has_deletion_vectors(transaction.properties, transaction.protocol),
+        has_deletion_vectors=has_deletion_vectors(transaction.properties, transaction.protocol, transaction.schema),
         requested=config.requested_strategy,
     )
 

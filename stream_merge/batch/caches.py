@@ -115,8 +115,9 @@ class SinkCaches:
     def active_files(self, transaction: Transaction) -> TableFiles:
         """Return the active files of the version that is read; from commit to commit they are brought up to date."""
         self.files.advance(
-            transaction.table_id,
+            (transaction.table.root, transaction.table_id),
             transaction.version,
+            committed_ms=transaction.committed_ms,
             read_commit=transaction.table.read_commit,
             load=transaction.all_files,
         )
@@ -128,6 +129,7 @@ class SinkCaches:
             sessions.session_id(batch.sparkSession),
             settings_fingerprint(batch.sparkSession),
             batch.schema.json(),
+            transaction.table.root,
             str(transaction.metadata),
             str(transaction.protocol),
         )
@@ -162,6 +164,7 @@ class SinkCaches:
             sessions.session_id(spark),
             settings_fingerprint(spark),
             batch.schema.json(),
+            transaction.table.root,
             str(transaction.metadata),
             str(transaction.protocol),
             len(clauses),

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.target import Target
 from stream_merge.bridge import sessions
+from stream_merge.bridge.small_files import read_text
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.merge.job import Staged
@@ -131,7 +132,15 @@ def only_call(batch: MicroBatch, target: Target) -> Iterator[None]:
     if call is None:
         yield
         return
-    with call.only(is_applied=target.is_applied):
+
+    def has_same_log(folder: str) -> bool:
+        texts = [
+            read_text(batch.spark, f"{each}/_delta_log/{target.transaction.version:020d}.json")
+            for each in (target.table.path(), folder)
+        ]
+        return texts[0] is None or texts[0] == texts[1]
+
+    with call.only(is_applied=target.is_applied, has_same_log=has_same_log):
         yield
 
 
@@ -141,7 +150,7 @@ def _call(batch: MicroBatch, table: Table, table_id: str) -> Call | None:
         return None
     return Call(
         target=batch.config.target,
-        root=table.root,
+        folder=table.path(),
         table_id=table_id,
         identity=batch.identity,
         run_id=batch.query.run_id,

@@ -197,14 +197,24 @@ class Table:
         """
         if version in self._commits:
             return self._commits[version]
-        file_names = java_class(self.jvm, "org.apache.spark.sql.delta.util.FileNames")
-        path = file_names.unsafeDeltaFile(self.log.logPath(), version)
         try:
-            lines = lines_to_python(self.jvm, self.log.store().read(path, self.log.newDeltaHadoopConf()))
+            lines = lines_to_python(
+                self.jvm, self.log.store().read(self._commit_file(version), self.log.newDeltaHadoopConf())
+            )
         except JVM_ERRORS as error:
             raise FileNotFoundError(f"{self.name}: commit {version}") from error
         self._commits[version] = [json.loads(line) for line in lines if line.strip()]
         return self._commits[version]
+
+    def _commit_file(self, version: int) -> Any:
+        file_names = java_class(self.jvm, "org.apache.spark.sql.delta.util.FileNames")
+        return file_names.unsafeDeltaFile(self.log.logPath(), version)
+
+    def committed_ms(self, version: int) -> int | None:
+        """Return when a commit file in the log's folder was written, in milliseconds since the epoch; None if gone."""
+        path = self._commit_file(version)
+        system = path.getFileSystem(self.log.newDeltaHadoopConf())
+        return int(system.getFileStatus(path).getModificationTime()) if system.exists(path) else None
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Return bytes of a file in the table's folder. An absolute `path` is URI-encoded, as in the log."""

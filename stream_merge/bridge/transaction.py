@@ -130,6 +130,23 @@ class Transaction:
         files = self.snapshot.logSegment().checkpointProvider().topLevelFiles()
         return sum(int(file.getLen()) for file in items(files))
 
+    def committed_ms(self, version: int) -> int | None:
+        """Return when the commit file of a version was written, in milliseconds since the epoch; None if it is gone.
+
+        Args:
+            version: This one, or one before it.
+        """
+        segment = self.snapshot.logSegment()
+        if version == self.version:
+            return int(segment.lastCommitFileModificationTimestamp())
+        commits = segment.deltas()
+        place = int(commits.size()) - 1 - (self.version - version)
+        if place >= 0:
+            status = commits.apply(place)
+            if str(status.getPath().getName()).startswith(f"{version:020d}."):
+                return int(status.getModificationTime())
+        return self.table.committed_ms(version)
+
     @cached_property
     def _checksum(self) -> Any:
         return optional(self.snapshot.checksumOpt())

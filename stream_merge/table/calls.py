@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,11 +20,11 @@ class _Calls:
 
     Attributes:
         micro_batch: The query's run, and the micro-batch's number.
-        roots: The folders of the tables, as the calls spelled them.
+        folders: The folders of the tables, as the calls spelled them.
     """
 
     micro_batch: tuple[str, int]
-    roots: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
 
 
 _lock = threading.Lock()
@@ -38,36 +38,37 @@ class Call:
 
     Attributes:
         target: The table's name in messages.
-        root: The table's folder.
+        folder: The table's folder.
         table_id: Delta's id of the table.
         identity: The ids under which the batch is recorded.
         run_id: The run of the query.
     """
 
     target: str
-    root: str
+    folder: str
     table_id: str
     identity: BatchIdentity
     run_id: str
 
     @contextmanager
-    def only(self, *, is_applied: bool) -> Iterator[None]:
+    def only(self, *, is_applied: bool, has_same_log: Callable[[str], bool]) -> Iterator[None]:
         """Refuse a second call for a table in one micro-batch, be it after the first one or beside it.
 
         A replay comes in another run of the query. A call that raised does not count, so it may be repeated.
 
         Args:
-            is_applied: Whether the table holds the batch already. So does a table that is called for by another
-                spelling of its folder, such as a symbolic link, and a copy of the table does not.
+            is_applied: Whether the table holds the batch already, as it does if a call by another spelling of its
+                folder, such as a symbolic link, has merged it. A copy of the table holds it if this is a replay.
+            has_same_log: Returns whether a folder with a table of this id has this table's log: only a copy has not.
 
         Raises:
             MergedTwiceError: Another call for the table was made in this micro-batch.
         """
         with _lock:
             calls = self._others()
-            if self.root in calls.roots or (calls.roots and is_applied):
+            if self.folder in calls.folders or (is_applied and any(map(has_same_log, calls.folders))):
                 raise self._error()
-            calls.roots.append(self.root)
+            calls.folders.append(self.folder)
             _calls[self._key] = calls
             _calls.move_to_end(self._key)
             while len(_calls) > MAX_CALLS:
@@ -76,7 +77,7 @@ class Call:
             yield
         except BaseException:
             with _lock:
-                calls.roots.remove(self.root)
+                calls.folders.remove(self.folder)
             raise
 
     def check_own(self) -> None:
@@ -86,7 +87,7 @@ class Call:
             MergedTwiceError: There was another call, for the same table by another spelling of its folder.
         """
         with _lock:
-            if len(self._others().roots) > 1:
+            if len(self._others().folders) > 1:
                 raise self._error()
 
     @property

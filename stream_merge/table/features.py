@@ -13,6 +13,9 @@ from stream_merge.errors import UnsupportedTableError
 
 NTZ_FEATURE = "timestampNtz"
 
+FILE_METADATA = "_metadata"
+"""The struct in which Spark gives the file of a row."""
+
 GENERATED = "delta.generationExpression"
 """Metadata key of a generated column."""
 
@@ -97,10 +100,19 @@ def writer_features(protocol: Mapping[str, Any]) -> Collection[str]:
     return protocol.get("writerFeatures") or ()
 
 
-def has_deletion_vectors(properties: Mapping[str, str], protocol: Mapping[str, Any]) -> bool:
+def has_deletion_vectors(properties: Mapping[str, str], protocol: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
     """Whether the table may get new deletion vectors."""
     is_enabled = properties.get("delta.enableDeletionVectors", "false").lower() == "true"
-    return is_enabled and "deletionVectors" in writer_features(protocol)
+    return is_enabled and "deletionVectors" in writer_features(protocol) and not hides_file_metadata(schema)
+
+
+def hides_file_metadata(schema: Mapping[str, Any]) -> bool:
+    """Whether a column has the name of the struct in which Spark gives a row's file.
+
+    Delta's reader of deletion vectors asks for that struct by its name: as soon as the table has a vector, no row of it
+    can be read.
+    """
+    return any(field["name"].lower() == FILE_METADATA for field in schema["fields"])
 
 
 def has_change_feed(properties: Mapping[str, str]) -> bool:

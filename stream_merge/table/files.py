@@ -217,35 +217,45 @@ class TableFiles:
     """The active files of one version of one table.
 
     Attributes:
-        table_id: Delta's id of the table.
+        table: The table's folder, and Delta's id of the table.
         version: The version; -1 before the first load.
     """
 
-    table_id: str = ""
+    table: tuple[str, str] = ("", "")
     version: int = -1
+    _committed_ms: int | None = None
     _files: dict[str, DataFile] = field(default_factory=dict)
     _by_name: dict[str, DataFile] | None = None
 
     def advance(
         self,
-        table_id: str,
+        table: tuple[str, str],
         version: int,
         *,
+        committed_ms: Callable[[int], int | None],
         read_commit: Callable[[int], Iterable[Mapping[str, Any]]],
         load: Callable[[], Sequence[dict[str, Any]]],
     ) -> None:
         """Bring the list to a version: by the commits since, or from scratch if these are too many or gone.
 
         Args:
-            table_id: Delta's id of the table; a different one means that the table was replaced.
+            table: The table's folder, and Delta's id of the table; another one means that the table was replaced.
             version: The version to reach.
+            committed_ms: Returns when a version's commit was written, in milliseconds since the epoch; None if it is
+                gone. A backup that was put back has the table's id, and from then on other commits of the same numbers.
             read_commit: Returns the actions of a version's commit; raises FileNotFoundError if it is gone.
             load: Returns all AddFiles of the version.
         """
         behind = version - self.version
-        if behind or table_id != self.table_id:
+        if (
+            table == self.table
+            and self.version >= 0
+            and 0 <= behind <= MAX_REPLAYED_COMMITS
+            and self._is_known(committed_ms(self.version))
+        ):
+            if not behind:
+                return
             self._by_name = None
-        if table_id == self.table_id and self.version >= 0 and 0 <= behind <= MAX_REPLAYED_COMMITS:
             try:
                 for number in range(self.version + 1, version + 1):
                     self._apply(read_commit(number))
@@ -253,10 +263,15 @@ class TableFiles:
             except FileNotFoundError:
                 pass
             else:
+                self._committed_ms = committed_ms(version)
                 return
         self._files = {add["path"]: DataFile(add) for add in load()}
-        self.table_id = table_id
-        self.version = version
+        self._by_name = None
+        self.table, self.version, self._committed_ms = table, version, committed_ms(version)
+
+    def _is_known(self, committed_ms: int | None) -> bool:
+        """Whether the commit of the list's version is still the one that the list was made of."""
+        return committed_ms is not None and committed_ms == self._committed_ms
 
     def _apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
         adds = []

@@ -283,7 +283,10 @@ def load_store(
     fields = sorted(path for name in compared & schema.keys() for path in _fields_in(schema[name], name))
     fresh = TombstoneManifest(
         keys=ordered.keys,
-        sequence=tuple(expression_sql(table.spark, part) for part in config.sequence_parts),
+        # A column's name need not be SQL.
+        sequence=tuple(
+            part if isinstance(part, str) else expression_sql(table.spark, part) for part in config.sequence_parts
+        ),
         older_columns=None if had_registers else (),
         fields=tuple(fields),
     )

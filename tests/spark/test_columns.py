@@ -14,7 +14,12 @@ from pyspark.sql import Row
 
 from stream_merge import AmbiguousMatchError, merge_sink
 from stream_merge.bridge.table import open_table
-from stream_merge.errors import ConstraintViolationError, MergeExecutionError, SchemaMismatchError
+from stream_merge.errors import (
+    ConstraintViolationError,
+    MergeExecutionError,
+    SchemaMismatchError,
+    UnsupportedTableError,
+)
 from tests.spark.delta_log import actions_of, latest_version, read_actions
 from tests.spark.tables import create_computed, files_below, upsert
 
@@ -298,3 +303,33 @@ class TestTypes:
         ]
         for add in actions_of(path, result.version, "add"):
             assert pq.read_schema(Path(path, add["path"])).equals(pq.read_schema(old_file))
+
+
+class TestTheNameOfTheFilesOwnColumn:
+    """Delta's reader of deletion vectors takes a column `_metadata` for the file's: with a vector no row is readable.
+
+    Delta's own DELETE and MERGE refuse such a table.
+    """
+
+    NAME = "_Metadata"
+
+    def table(self, create_table):
+        return create_table(f"id INT, {self.NAME} STRING", [(1, "a"), (2, "b")], deletion_vectors=True)
+
+    @pytest.mark.parametrize("options", [{}, {"skip_unchanged": True}, {"maintenance": True}], ids=str)
+    def test_the_table_gets_no_vector(self, create_table, create_source, read_rows, options):
+        path = self.table(create_table)
+        sink = merge_sink(path, keys="id", **options)
+        for n in range(3):
+            result = sink.merge(create_source(f"id INT, {self.NAME} STRING", [(1, f"c{n}"), (3, "d")]))
+            assert result.strategy == "copy_on_write"
+        assert [tuple(row) for row in read_rows(path)] == [(1, "c2"), (2, "b"), (3, "d")]
+        adds = [add for version in range(latest_version(path) + 1) for add in actions_of(path, version, "add")]
+        assert not any(add.get("deletionVector") for add in adds)
+
+    def test_merge_on_read_is_refused(self, create_table, create_source):
+        path = self.table(create_table)
+        with pytest.raises(UnsupportedTableError, match="rename the column"):
+            merge_sink(path, keys="id", strategy="merge_on_read").merge(
+                create_source(f"id INT, {self.NAME} STRING", [(1, "c")])
+            )

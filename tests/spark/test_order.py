@@ -190,3 +190,24 @@ class TestOrder:
         keyed(path).merge(create_source(SCHEMA, [(1, "a", 1, "u")]))
         assert spark.read.format("delta").load(path).columns == ["id", "v", "seq"]
         assert SEQUENCE not in str(actions_of(path, latest_version(path), "metaData"))
+
+
+@pytest.mark.parametrize("name", ["größe", "#5", "a b", "x.y", "1st", "50%", "it's", "order", "A-b"])
+@pytest.mark.parametrize("role", ["sequence", "tie break", "created"])
+def test_a_sequence_may_have_any_name(
+    spark, create_table, create_source, read_rows, tmp_path, deletion_vectors, name, role
+):
+    """A name that SQL has to quote, or takes for an expression (`a b` is a with the alias b), is still a column's."""
+    schema, path = f"id INT, v STRING, `{name}` INT", str(tmp_path / "target")
+    mapped = {"delta.columnMapping.mode": "name"}
+    options: dict[str, Any] = {"keys": "id", "sequence_by": name, "delete_when": "v IS NULL"}
+    if role == "tie break":
+        options |= {"sequence_by": "id", "tie_break_by": name}
+    if role == "created":
+        options |= {"create_if_missing": True, "table_properties": mapped}
+    else:
+        create_table(schema, deletion_vectors=deletion_vectors, properties=mapped)
+    sink = merge_sink(path, **options)
+    for rows in ([(1, "a", 5), (2, "b", 5)], [(1, None, 7), (2, "old", 4), (3, "x", 2), (3, "y", 1)], [(1, "late", 6)]):
+        sink.merge(create_source(schema, rows))
+    assert [tuple(row) for row in read_rows(path, "id", "v", f"`{name}`")] == [(2, "b", 5), (3, "x", 2)]

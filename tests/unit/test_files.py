@@ -114,13 +114,20 @@ def test_a_moment_in_microseconds_is_comparable():
     assert comparable(1_704_067_200_123_456, "bigint") == 1_704_067_200_123_456
 
 
-def advance(table_files, version, commits, *, table_id="t", load=None):
+def advance(table_files, version, commits, *, table=("file:/data/t", "t"), written=None, load=None):
     def read_commit(number):
         if number not in commits:
             raise FileNotFoundError
         return commits[number]
 
-    table_files.advance(table_id, version, read_commit=read_commit, load=load or (lambda: pytest.fail("loaded")))
+    written = written or {}
+    table_files.advance(
+        table,
+        version,
+        committed_ms=lambda number: written.get(number, 1000 + number),
+        read_commit=read_commit,
+        load=load or (lambda: pytest.fail("loaded")),
+    )
 
 
 def test_the_list_follows_the_commits():
@@ -136,15 +143,30 @@ def test_the_list_follows_the_commits():
     advance(table_files, 5, {})
 
 
-@pytest.mark.parametrize("how", ["gone", "too many", "other table", "older version"])
+@pytest.mark.parametrize(
+    "how", ["gone", "too many", "other table", "other folder", "older version", "other history", "unknown history"]
+)
 def test_the_list_is_taken_anew_where_the_commits_do_not_lead(how):
     table_files = TableFiles()
     advance(table_files, 3, {}, load=lambda: [add_file("a")])
-    version = {"too many": 4 + files.MAX_REPLAYED_COMMITS, "older version": 2}.get(how, 5)
-    table_id = "other" if how == "other table" else "t"
-    advance(table_files, version, {4: [{"add": add_file("x")}]}, table_id=table_id, load=lambda: [add_file("z")])
+    version = {"too many": 4 + files.MAX_REPLAYED_COMMITS, "older version": 2, "gone": 5}.get(how, 4)
+    table = {"other table": ("file:/data/t", "other"), "other folder": ("file:/data/u", "t")}.get(
+        how, ("file:/data/t", "t")
+    )
+    written = {"other history": {3: 999}, "unknown history": {3: None}}.get(how)
+    commits = {number: [{"add": add_file("x")}] for number in range(4, version + 1) if number != 5 or how != "gone"}
+    advance(table_files, version, commits, table=table, written=written, load=lambda: [add_file("z")])
     assert [f.path for f in table_files.all()] == ["z"]
     assert table_files.version == version
+
+
+def test_the_list_is_taken_anew_where_the_same_version_is_another_one():
+    table_files = TableFiles()
+    advance(table_files, 3, {}, load=lambda: [add_file("a")])
+    advance(table_files, 3, {}, written={3: 999}, load=lambda: [add_file("z")])
+    assert [f.path for f in table_files.all()] == ["z"]
+    advance(table_files, 4, {4: [{"add": add_file("x")}]}, written={3: 999})
+    assert [f.path for f in table_files.all()] == ["z", "x"]
 
 
 @pytest.mark.parametrize("root", ["file:/data/t", "file:///data/t"])

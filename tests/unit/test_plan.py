@@ -84,7 +84,7 @@ def test_merge_on_read_is_refused_without_deletion_vectors():
             False,
             None,
             Strategy.COPY_ON_WRITE,
-            "the target has no deletion vectors: touched files are rewritten",
+            "the target gets no deletion vectors: touched files are rewritten",
         ),
         (True, Strategy.MERGE_ON_READ, Strategy.MERGE_ON_READ, "requested by the option strategy"),
         (True, Strategy.COPY_ON_WRITE, Strategy.COPY_ON_WRITE, "requested by the option strategy"),
