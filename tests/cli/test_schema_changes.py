@@ -12,7 +12,7 @@ from stream_merge import merge_sink
 from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
 from stream_merge.cli.query.decoding import Decoder
-from stream_merge.cli.query.tables import sink_options
+from stream_merge.cli.query.sink_options import sink_options
 from stream_merge.debezium.schemas import learn_columns
 from stream_merge.errors import ConfigError, SchemaChangedError
 from tests.debezium.records import POSTGRES, base64_of, frame_of, record, with_schema

@@ -6,6 +6,7 @@ import pytest
 
 from stream_merge import MergeRouter
 from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.query.sink_options import sink_options
 from stream_merge.cli.query.sources import check_brokers, file_schema, kafka_options, keeps_corrupt_records
 from stream_merge.cli.query.tables import (
     Decoders,
@@ -16,7 +17,6 @@ from stream_merge.cli.query.tables import (
     make_sink,
     make_sinks,
     router_of,
-    sink_options,
 )
 from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS, learn_options
 
@@ -153,8 +153,8 @@ def test_several_tables_are_a_router(make_pipeline):
         },
         pipeline={"max_parallel": 2, "unknown": "ignore"},
     )
-    router = build_sink(pipeline, None)
-    assert isinstance(router, MergeRouter)
+    router = router_of(build_sink(pipeline, None))
+    assert router is not None
     assert router.config.by == "topic"
     assert router.config.max_parallel == 2
     assert router.config.unknown == "ignore"

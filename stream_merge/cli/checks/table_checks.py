@@ -21,9 +21,10 @@ from stream_merge.cli.file.load import LoadedPipeline
 from stream_merge.cli.file.pipeline import TableSettings
 from stream_merge.cli.query.decoding import Decoder, target_schema
 from stream_merge.cli.query.messages import SampledRecord, is_meta, key_names, message_of
+from stream_merge.cli.query.sink_options import sink_options
 from stream_merge.cli.query.sources import is_path
 from stream_merge.cli.query.spark_messages import short_message
-from stream_merge.cli.query.tables import FoundTable, find_table, matching_tables, sink_options
+from stream_merge.cli.query.tables import FoundTable, find_table, matching_tables
 from stream_merge.debezium.decode_errors import decodable
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.debezium.settings import tells_keys

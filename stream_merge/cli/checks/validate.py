@@ -13,8 +13,9 @@ from stream_merge.cli.file.load import LoadedPipeline
 from stream_merge.cli.file.pipeline import KafkaSource, TableSettings
 from stream_merge.cli.file.positions import Location
 from stream_merge.cli.query.registry import make_registry
+from stream_merge.cli.query.sink_options import sink_options
 from stream_merge.cli.query.sources import kafka_options
-from stream_merge.cli.query.tables import build_sink, known_targets, sink_options
+from stream_merge.cli.query.tables import build_sink, known_targets
 from stream_merge.config import SinkConfig
 from stream_merge.errors import ConfigError, SchemaRegistryError
 from stream_merge.options import with_learnt

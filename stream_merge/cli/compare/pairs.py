@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from stream_merge.cli.compare.database import TableName
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import PATTERN_PREFIX, KafkaSource, Pipeline
+from stream_merge.cli.query.seen_sources import seen_sources
 from stream_merge.cli.query.tables import FoundTable, find_table, is_single
-from stream_merge.cli.query.topics import seen_topics
 from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _topics_by_target(spark: SparkSession, pipeline: Pipeline) -> dict[str, tupl
         entry = found.setdefault(table_key(table.target), (table, []))
         entry[1].extend(name for name in names if name not in entry[1])
 
-    topics = _topics(spark, pipeline)
+    topics = _sources(spark, pipeline)
     if is_single(pipeline):
         settings = pipeline.tables[0]
         add(FoundTable(number=0, settings=settings, target=settings.target, quarantine=None), topics)
@@ -102,10 +102,10 @@ def _topics_by_target(spark: SparkSession, pipeline: Pipeline) -> dict[str, tupl
     return found
 
 
-def _topics(spark: SparkSession, pipeline: Pipeline) -> list[str]:
-    if not isinstance(pipeline.source, KafkaSource) or pipeline.pipeline.route_by not in (None, "topic"):
-        return []
-    return [*dict.fromkeys([*pipeline.source.topics, *seen_topics(spark, pipeline.pipeline.checkpoint)])]
+def _sources(spark: SparkSession, pipeline: Pipeline) -> list[str]:
+    source, is_by_topic = pipeline.source, pipeline.pipeline.route_by in (None, "topic")
+    topics = source.topics if isinstance(source, KafkaSource) and is_by_topic else ()
+    return [*dict.fromkeys([*topics, *seen_sources(spark, pipeline)])]
 
 
 def _pair(pipeline: Pipeline, found: FoundTable, names: list[str], table: TableName | None) -> Pair:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from stream_merge.bridge.jvm import throwables
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.query.tables import CHANGE_COL
+from stream_merge.cli.query.sink_options import CHANGE_COL
 from stream_merge.errors import (
     ConfigError,
     MergeExecutionError,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stream_merge import MergeResult, MergeRouter, MergeSink, merge_router, merge_sink
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.file.durations import parse_duration
-from stream_merge.cli.file.pipeline import PATTERN_PREFIX, DeltaSource, KafkaSource, Pipeline, TableSettings
+from stream_merge.cli.file.pipeline import PATTERN_PREFIX, KafkaSource, Pipeline, TableSettings
 from stream_merge.cli.query.registry import record_decoder
-from stream_merge.cli.query.sources import CORRUPT_RECORD, keeps_corrupt_records
+from stream_merge.cli.query.seen_sources import SeenSources
+from stream_merge.cli.query.sink_options import sink_options
 from stream_merge.errors import ConfigError
 from stream_merge.target_names import table_key
 
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("stream_merge.cli")
 
 OnResult: TypeAlias = Callable[[MergeResult], None]
-
-CHANGE_COL = "_change"
-FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
-FEED_DELETE = "_change_type IN ('delete', 'update_preimage')"
-"""The deletes of a change data feed. The preimage of an update is a delete of its key, which the postimage in the same
-commit undoes, unless the update changed the key."""
-FEED_ORDER = ("_commit_version", "IF(_change_type IN ('insert', 'update_postimage'), 1, 0)")
-"""The order of the feed's changes."""
 
 
 def rows_of_target(quarantined: DataFrame, target: str) -> DataFrame:
@@ -80,8 +72,9 @@ def build_sink(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[Data
 
 def router_of(merge: Callable[[DataFrame, int], None]) -> MergeRouter | None:
     """Return the router that a function of `build_sink` calls; None if there is one table."""
-    inner = merge.merge if isinstance(merge, DecodingSink) else merge
-    return inner if isinstance(inner, MergeRouter) else None
+    while isinstance(merge, (DecodingSink, RememberingSink)):
+        merge = merge.merge
+    return merge if isinstance(merge, MergeRouter) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +93,30 @@ class DecodingSink:
             self.merge(self.decode(records), batch_id)
 
 
+@dataclass(frozen=True, slots=True)
+class RememberingSink:
+    """Merges a micro-batch, and remembers whose rows it had."""
+
+    merge: Callable[[DataFrame, int], None]
+    sources: SeenSources
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Merge a micro-batch; `foreachBatch` calls this."""
+        try:
+            self.merge(batch_df, batch_id)
+        finally:
+            self.sources.write(batch_df.sparkSession)
+
+
 def _merge_of(pipeline: Pipeline, on_result: OnResult | None) -> Callable[[DataFrame, int], None]:
-    decoders = Decoders(pipeline)
     if is_single(pipeline):
-        return _single_sink(pipeline, decoders, on_result)
+        return _single_sink(pipeline, Decoders(pipeline), on_result)
+    sources = SeenSources(pipeline.pipeline.checkpoint)
+    router = _router(pipeline, Decoders(pipeline, on_source=sources.add), on_result)
+    return RememberingSink(router, sources) if any(map(is_filled_by_name, pipeline.tables)) else router
+
+
+def _router(pipeline: Pipeline, decoders: Decoders, on_result: OnResult | None) -> MergeRouter:
     try:
         return merge_router(
             make_sinks(pipeline, on_result),
@@ -204,15 +217,16 @@ def known_targets(pipeline: Pipeline) -> dict[str, int]:
     return {table.target: table.number for table in known_tables(pipeline)}
 
 
-def known_tables(pipeline: Pipeline, seen_topics: Iterable[str] = ()) -> list[FoundTable]:
+def known_tables(pipeline: Pipeline, seen_sources: Iterable[str] = ()) -> list[FoundTable]:
     """Return the tables known without any rows: one for each target, under the first spelling of its path or name.
 
     Args:
         pipeline: The pipeline.
-        seen_topics: Topics besides those that the file names; they may fill the placeholders of a target.
+        seen_sources: Sources besides the topics that the file names; they may fill the placeholders of a target.
     """
-    topics = [*(pipeline.source.topics if isinstance(pipeline.source, KafkaSource) else ()), *seen_topics]
-    found = [find_table(pipeline, topic) for topic in (topics if pipeline.pipeline.route_by is None else ())]
+    source, is_by_topic = pipeline.source, pipeline.pipeline.route_by is None
+    topics = source.topics if isinstance(source, KafkaSource) and is_by_topic else ()
+    found = [find_table(pipeline, name) for name in (*topics, *seen_sources)]
     tables = [
         FoundTable(number=number, settings=table, target=table.target, quarantine=table.quarantine)
         for number, table in enumerate(pipeline.tables)
@@ -234,9 +248,15 @@ def is_filled_by_name(table: TableSettings) -> bool:
 
 @dataclass(slots=True)
 class Decoders:
-    """The decoders of all sources, each made when its first rows arrive."""
+    """The decoders of all sources, each made when its first rows arrive.
+
+    Attributes:
+        pipeline: The pipeline.
+        on_source: Called with the name of each source that has rows.
+    """
 
     pipeline: Pipeline
+    on_source: Callable[[str], None] | None = None
     _made: dict[str, Decoder] = field(default_factory=dict)
     _lock: Any = field(default_factory=Lock)
 
@@ -259,6 +279,8 @@ class Decoders:
                     raise PipelineError(f"No table takes the rows of {source}; add a [[tables]].", ExitCode.USAGE)
                 self._warn_of_mixed_tables(source, found.target)
                 self._made[source] = Decoder(self.pipeline.decode, found.settings, found.target, source)
+                if self.on_source is not None:
+                    self.on_source(source)
             return self._made[source]
 
     def _warn_of_mixed_tables(self, source: str, target: str) -> None:
@@ -325,79 +347,3 @@ def sink_of(pipeline: Pipeline, found: FoundTable) -> MergeSink:
     """
     sink = make_sink(pipeline, found.number, None)
     return MergeSink(replace(sink.config, target=found.target, quarantine=found.quarantine))
-
-
-def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
-    """Return the options of `merge_sink` for one table of the file.
-
-    Raises:
-        PipelineError: The table has no keys, or no columns to identify its rows.
-    """
-    settings = pipeline.tables[number]
-    options: dict[str, Any] = {
-        "sequence_by": settings.sequence_by,
-        "tie_break_by": settings.tie_break_by,
-        "delete_when": settings.delete_when,
-        "ignore_null_updates": settings.ignore_null_updates,
-        "null_keys": settings.null_keys,
-        "create_if_missing": settings.create_if_missing,
-        "merge_schema": settings.merge_schema,
-        "schema_changes": settings.schema_changes_of(pipeline.decode),
-        "strategy": settings.strategy,
-        "locator": settings.locator,
-        "tombstone_retention": parse_duration(settings.tombstone_retention),
-        "skip_unchanged": settings.skip_unchanged,
-        "single_writer": settings.single_writer,
-        "maintenance": settings.maintenance,
-        "quarantine": settings.quarantine,
-        "expect": settings.expect,
-        "max_quarantined_share": settings.max_quarantined_share,
-        "max_commit_retries": settings.max_commit_retries,
-    }
-    if settings.create_if_missing:
-        options |= {
-            "partition_by": settings.partition_by,
-            "cluster_by": settings.cluster_by,
-            "table_properties": settings.table_properties,
-        }
-    options |= _brought_options(pipeline, number)
-    options["except_columns"] = [*settings.except_columns, *(options.get("except_columns") or ())]
-    if settings.write_columns:
-        # Columns that are not written then need no exclusion.
-        options["columns"] = settings.write_columns
-        del options["except_columns"]
-    return options
-
-
-def _brought_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
-    """Return the options that the source and its decoding imply."""
-    settings = pipeline.tables[number]
-    if pipeline.decode.format == "debezium":
-        from stream_merge.debezium import KEYLESS_MERGE_OPTIONS, MERGE_OPTIONS, learn_options
-
-        if settings.keys is None:
-            return {"learn": learn_options}
-        return {"keys": settings.keys, **MERGE_OPTIONS} if settings.keys else dict(KEYLESS_MERGE_OPTIONS)
-    if not settings.keys:
-        raise PipelineError(
-            f"tables[{number}].keys ({settings.target}): name the columns that identify a row.", ExitCode.USAGE
-        )
-    keys = {"keys": settings.keys}
-    if pipeline.decode.format == "json":
-        return {**keys, "error_column": f"{CHANGE_COL}.error", "except_columns": [CHANGE_COL]}
-    if isinstance(pipeline.source, DeltaSource) and pipeline.source.change_feed:
-        return {**keys, **_feed_options(settings)}
-    if keeps_corrupt_records(pipeline.source):
-        error = f"'the record does not fit the schema: ' || left({CORRUPT_RECORD}, 80)"
-        return {**keys, "error_column": error, "except_columns": [CORRUPT_RECORD]}
-    return keys
-
-
-def _feed_options(settings: TableSettings) -> dict[str, Any]:
-    """Return order and deletes for a change data feed, combined with what the file says."""
-    order: dict[str, Any] = {"sequence_by": FEED_ORDER}
-    if settings.sequence_by is not None:
-        # A delete has the values of its row, and so the same sequence.
-        order = {"tie_break_by": settings.tie_break_by or FEED_ORDER}
-    delete_when = FEED_DELETE if settings.delete_when is None else f"{FEED_DELETE} OR ({settings.delete_when})"
-    return {**order, "delete_when": delete_when, "except_columns": FEED_COLUMNS}

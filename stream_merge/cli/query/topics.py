@@ -80,7 +80,7 @@ class ReadTopics:
         return [topic for topic, topic_id in found.items() if self._known.get(topic, topic_id) != topic_id]
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        return _read_json(self._spark, f"{self._folder}/{name}")
+        return read_json(self._spark, f"{self._folder}/{name}")
 
     def _write(self) -> None:
         from stream_merge.bridge.small_files import write_text
@@ -93,10 +93,10 @@ class ReadTopics:
 
 def seen_topics(spark: SparkSession, checkpoint: str) -> list[str]:
     """Return the topics that the query of a checkpoint has read, as far as its folder says."""
-    return sorted(_read_json(spark, f"{checkpoint.rstrip('/')}/{FILE}") or {})
+    return sorted(read_json(spark, f"{checkpoint.rstrip('/')}/{FILE}") or {})
 
 
-def _read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
+def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
     """Return the JSON object in the last line of a file; None if there is none, or it cannot be read."""
     from stream_merge.bridge.small_files import read_text
 

@@ -23,6 +23,7 @@ from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import FilesSource, KafkaSource, Pipeline
 from stream_merge.cli.query.failures import describe
 from stream_merge.cli.query.registry import record_decoder
+from stream_merge.cli.query.seen_sources import seen_sources
 from stream_merge.cli.query.sources import OffsetRange, read_files, read_offsets
 from stream_merge.cli.query.tables import (
     Decoders,
@@ -34,7 +35,7 @@ from stream_merge.cli.query.tables import (
     rows_of_target,
     sink_of,
 )
-from stream_merge.cli.query.topics import refuse, seen_topics, watched_topics
+from stream_merge.cli.query.topics import refuse, watched_topics
 from stream_merge.column_names import RESERVED_PREFIX
 from stream_merge.sink import MergeSink
 from stream_merge.sql import quote
@@ -160,8 +161,7 @@ def _tables(spark: SparkSession, pipeline: Pipeline, request: Request) -> list[F
             "cannot be read again; run a backfill instead.",
             ExitCode.USAGE,
         )
-    topics = seen_topics(spark, pipeline.pipeline.checkpoint) if isinstance(source, KafkaSource) else ()
-    known = known_tables(pipeline, topics)
+    known = known_tables(pipeline, seen_sources(spark, pipeline))
     asked = [each for each in known if request.table is None or table_key(each.target) == table_key(request.table)]
     if not asked:
         targets = ", ".join(each.target for each in known)

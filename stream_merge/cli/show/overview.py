@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from stream_merge.cli.file.pipeline import KafkaSource, Pipeline
+from stream_merge.cli.file.pipeline import Pipeline
+from stream_merge.cli.query.seen_sources import seen_sources
 from stream_merge.cli.query.tables import is_filled_by_name, known_tables
-from stream_merge.cli.query.topics import seen_topics
 from stream_merge.cli.show.parked import AtRest, read_at_rest
 from stream_merge.cli.show.quarantined import QuarantinedRows, read_quarantined
 from stream_merge.cli.show.status import Status, StatusError, read_status
@@ -57,7 +57,7 @@ class Overview:
         name: The pipeline's name, or the table's if it was asked for alone.
         now: When they were read.
         tables: The tables in the order of the file.
-        unlisted: Targets with placeholders, whose topics are not known.
+        unlisted: Targets with placeholders, whose sources are not known.
         at_rest: The tables at rest.
     """
 
@@ -69,15 +69,12 @@ class Overview:
 
 
 def asked_tables(spark: SparkSession, pipeline: Pipeline) -> tuple[list[AskedTable], tuple[str, ...]]:
-    """Return the tables of a pipeline, and the targets whose placeholders only unknown topics would fill.
+    """Return the tables of a pipeline, and the targets whose placeholders only unknown sources would fill.
 
-    Topics that match a pattern are those that the checkpoint's folder remembers.
+    Sources that match a pattern are those that the checkpoint's folder remembers.
     """
     patterns = [table for table in pipeline.tables if is_filled_by_name(table)]
-    topics: list[str] = []
-    if patterns and isinstance(pipeline.source, KafkaSource):
-        topics = seen_topics(spark, pipeline.pipeline.checkpoint)
-    tables = known_tables(pipeline, topics)
+    tables = known_tables(pipeline, seen_sources(spark, pipeline) if patterns else ())
     found = {id(table.settings) for table in tables}
     asked = [AskedTable(target=table.target, quarantine=table.quarantine) for table in tables]
     return asked, tuple(table.target for table in patterns if id(table) not in found)
