@@ -86,7 +86,7 @@ class KeyIndex:
 
     Attributes:
         fingerprint: What the hashes are made from: the table and the key columns.
-        application: The Spark application.
+        place: Where its runs are: the Spark application, on whose disk they are, and the folder of the table.
         is_in_use: Whether the last batch was looked up, so that the next one probably will be.
         writes_in_order: Whether a file that a merge writes has the rows in the order in which they were given; None if
             that is not known yet.
@@ -95,7 +95,7 @@ class KeyIndex:
     """
 
     fingerprint: str = ""
-    application: str = ""
+    place: tuple[str, ...] = ()
     is_in_use: bool = False
     writes_in_order: bool | None = None
     expected: dict[str, tuple[Hashes, Hashes | None]] = field(default_factory=dict)
@@ -117,11 +117,11 @@ class KeyIndex:
         with _lock:
             _indexes.add(self)
 
-    def reset(self, fingerprint: str, application: str = "") -> None:
-        """Forget everything if the fingerprint differs, or the Spark application, on whose disk the runs are."""
-        if (fingerprint, application) != (self.fingerprint, self.application):
+    def reset(self, fingerprint: str, place: tuple[str, ...] = ()) -> None:
+        """Forget everything if the fingerprint differs, or the place of the runs."""
+        if (fingerprint, place) != (self.fingerprint, self.place):
             self.clear()
-            self.fingerprint, self.application, self._asked = fingerprint, application, frozenset()
+            self.fingerprint, self.place, self._asked = fingerprint, place, frozenset()
             self._folder = self._store = None
             self.is_in_use, self.writes_in_order = False, None
             self.expected.clear()

@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 import random
+import shutil
 import time
 from dataclasses import replace
 from decimal import Decimal
@@ -476,3 +477,33 @@ def test_partitions_without_a_zone_are_other_times_in_another_session(spark, cre
     finally:
         spark.conf.unset(without_zone)
         spark.conf.set(zone, before)
+
+
+def test_runs_are_stored_where_the_table_has_been_moved(spark, create_table, append_rows, create_source, tmp_path):
+    before, after = str(tmp_path / "before"), str(tmp_path / "after")
+    schema = SCHEMA.format("bigint")
+    create_table(schema, deletion_vectors=True, path=before)
+    for start in range(0, 200, 50):
+        append_rows(before, schema, [(key, 0, key) for key in range(start, start + 50)])
+    spark.sql(f"CREATE TABLE indexed USING delta LOCATION '{before}'")
+    try:
+        sink = merge_sink("indexed", keys="k", locator="index")
+
+        def merge(number):
+            rows = [(key, number, number) for key in range(100 * number, 100 * number + 60)]
+            result = settled(sink).merge(create_source(schema, rows))
+            settled(sink)
+            return result
+
+        assert merge(1).locator == "index"
+        old = stored_runs(before)
+        shutil.copytree(before, after, ignore=shutil.ignore_patterns(stored.FOLDER))
+        spark.sql(f"ALTER TABLE indexed SET LOCATION '{after}'")
+        assert [merge(2).locator for _ in range(2)][1] == "index"
+        assert stored_runs(before) == old != []
+        assert stored_runs(after)
+    finally:
+        spark.sql("DROP TABLE indexed")
+    assert {row["k"]: row["v"] for row in spark.read.format("delta").load(after).collect()} == {
+        key: next((n for n in (2, 1) if 100 * n <= key < 100 * n + 60), key) for key in range(260)
+    }

@@ -97,7 +97,7 @@ def _reset(job: MergeJob) -> None:
     if any(pair.type_name == "timestamp" and pair.target.lower() in partitions for pair in job.resolved.key_pairs):
         counts.append(str(spark.conf.get("spark.sql.session.timeZone")))
     fingerprint = fingerprint_of(job.transaction.table_id, keys, order, *counts)
-    job.index.reset(fingerprint, spark.sparkContext.applicationId)
+    job.index.reset(fingerprint, (spark.sparkContext.applicationId, job.transaction.table.root))
 
 
 def _open(job: MergeJob) -> None:
