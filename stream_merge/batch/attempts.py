@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from stream_merge.batch.accept import Accepted, accepted
 from stream_merge.batch.attempt import Attempt, Kept, Opened, what_can_be_kept
 from stream_merge.batch.bind import Bound, bind
+from stream_merge.batch.caches import AlteredMeanwhileError
 from stream_merge.batch.column_checks import tell_left_out, tell_unordered
 from stream_merge.batch.measure import PlannedMeasure, measured, plan_measure
 from stream_merge.batch.micro_batch import MicroBatch
@@ -19,13 +20,14 @@ from stream_merge.batch.schema_changes import schema_changes_of, tell_schema_cha
 from stream_merge.batch.target import Target, prepare_target
 from stream_merge.batch.write_ahead import plan_ahead, written_ahead
 from stream_merge.bridge import sessions
+from stream_merge.bridge.jvm import conflict_name
 from stream_merge.bridge.materialized import materialized_while
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.bridge.table import Table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.clauses import Action, Clause, When
 from stream_merge.config import SinkConfig
-from stream_merge.errors import UnsupportedTableError
+from stream_merge.errors import StreamMergeError, UnsupportedTableError
 from stream_merge.merge.statement import checked_clauses
 from stream_merge.partial_updates.registers import has_column_sequences, reset_clause
 from stream_merge.plan import MergePlan, Strategy, choose_strategy
@@ -78,7 +80,14 @@ def first_attempt(
         names = target.transaction.struct_type.names
         tell_left_out(batch.spark, batch.config, clauses, batch.frame.columns, names, batch.caches.left_out)
         tell_unordered(batch.config, target.transaction, batch.caches.told)
-        transaction = prepare_target(batch.config, batch.frame, target.table, target.transaction)
+        try:
+            transaction = prepare_target(batch.config, batch.frame, target.table, target.transaction)
+        except StreamMergeError as error:
+            conflict = conflict_name(error)
+            if conflict is None:
+                raise
+            # Another sink, say, that begins at the same time, and needs the same.
+            raise AlteredMeanwhileError(batch.config.target, 1, conflict) from error
         bound = _bound(batch, target.table, transaction)
         tell_schema_changes(batch.name, bound.changes, batch.config.schema_changes, batch.caches.told)
         opened = Opened(transaction=transaction, had_registers=had_registers)

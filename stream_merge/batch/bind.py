@@ -26,7 +26,7 @@ from stream_merge.bridge.statement import Once
 from stream_merge.clauses import Expression
 from stream_merge.column_names import COLUMN_SEQUENCES, RESERVED_PREFIX, SEQUENCE
 from stream_merge.config import SinkConfig
-from stream_merge.errors import SchemaMismatchError
+from stream_merge.errors import SchemaMismatchError, UnresolvedColumnError
 from stream_merge.keyless.bind import with_row_ids
 from stream_merge.merge import lossless_casts
 from stream_merge.merge.fields_by_name import has_other_order, has_same_fields, in_order_of
@@ -141,10 +141,7 @@ def _bound(
     if not config.sets_columns and (not config.keeps_order or COLUMN_SEQUENCES not in schema.names):
         return Bound(config=config, frame=batch, changes=changes)
     if config.columns or config.except_columns:
-        in_target = {name.lower() for name in schema.names}
-        written = config.written_columns(batch.columns)
-        kept = [name for name in written if config.merge_schema or name.lower() in in_target]
-        config = replace(config, columns=tuple(dict.fromkeys((*kept, *config.sequence_columns))), except_columns=())
+        config = replace(config, columns=_written_in_target(config, batch, schema), except_columns=())
     sequence = None
     if config.sequence_by:
         holder = schema if {*config.sequence_columns} <= {*schema.names} else batch.schema
@@ -155,6 +152,21 @@ def _bound(
         if config.columns:
             config = replace(config, columns=(*config.columns, COLUMN_SEQUENCES))
     return Bound(config=config, frame=batch, partial=partial, changes=changes)
+
+
+def _written_in_target(config: SinkConfig, batch: DataFrame, schema: StructType) -> tuple[str, ...]:
+    """Return the columns that the sink writes, and those of its sequence."""
+    in_target = {name.lower() for name in schema.names}
+    written = config.written_columns(batch.columns)
+    kept = [name for name in written if config.merge_schema or name.lower() in in_target]
+    if config.columns and len(kept) < len(written):
+        raise UnresolvedColumnError(
+            f"{config.target}: columns names {', '.join(name for name in written if name not in kept)}, and the table "
+            "has no such column: add it to the table, set merge_schema, or leave the name out"
+        )
+    # The sequence may be spelt otherwise than in the batch.
+    spellings = {name.lower(): name for name in reversed((*kept, *config.sequence_columns))}
+    return tuple(reversed(spellings.values()))
 
 
 def leaves_columns_out(config: SinkConfig, batch: DataFrame, schema: StructType) -> bool:

@@ -13,7 +13,7 @@ from stream_merge.bridge.table import Table
 
 
 def add_columns_and_feature(table: Table, types: Mapping[str, str], feature: str) -> None:
-    """Add columns to the schema and a table feature to the protocol.
+    """Add columns to the schema and a table feature to the protocol, in a separate commit.
 
     Args:
         table: The table.

@@ -102,11 +102,18 @@ def settings_fingerprint(spark: SparkSession) -> int:
     return int(settings.removed("spark.databricks.delta.lastCommitVersionInSession").hashCode())
 
 
+def functions_fingerprint(spark: SparkSession) -> int:
+    """Return a number that changes when a function is registered in the session, also anew under the same name."""
+    # The hash of a Scala map depends only on its entries, and that of a function's builder on which object it is.
+    return int(spark._jsparkSession.sessionState().functionRegistry().functionBuilders().hashCode())
+
+
 @dataclass(slots=True)
 class ExecutionSessions:
     """Keeps the session of a merge's own jobs from batch to batch; a new clone would have to analyse everything again.
 
-    It is the given session, or a clone of it with the same functions, views and settings but these:
+    It is the given session, or a clone of it with the same functions and settings but these, made anew when they
+    change. Temporary views are those of the time when the clone was made.
 
     - Adaptive execution is on. Spark switches it off in a streaming query's session (in all of them in 4.0 and 4.1, in
       stateful ones later), where every shuffle of the merge would run the default 200 tasks.
@@ -116,11 +123,11 @@ class ExecutionSessions:
     - Grouping keeps the columns by which it groups, and a name in backticks is no regular expression.
     """
 
-    _made: dict[str, tuple[int, SparkSession]] = field(default_factory=dict)
+    _made: dict[str, tuple[tuple[int, int], SparkSession]] = field(default_factory=dict)
 
     def session_for(self, spark: SparkSession) -> SparkSession:
-        """Return the session in which to execute frames of this session, with the settings that it has now."""
-        key, fingerprint = session_id(spark), settings_fingerprint(spark)
+        """Return the session in which to execute frames of this session, with what it has now."""
+        key, fingerprint = session_id(spark), (settings_fingerprint(spark), functions_fingerprint(spark))
         known, session = self._made.get(key, (None, spark))
         if known != fingerprint:
             session = _execution_session(spark)

@@ -83,11 +83,12 @@ class Register:
         """Return the register that a `write_of` gives."""
         return Register(write["value"], write["sequence"])
 
-    def without(self, is_gone: Column) -> Register:
-        """Return the register, empty where the condition holds."""
-        return Register(F.when(~is_gone, self.value), F.when(~is_gone, self.sequence))
+    def without(self, is_gone: Column, *, empty: Column | None = None) -> Register:
+        """Return the register, empty where the condition holds, with the value `empty`."""
+        value = F.when(~is_gone, self.value)
+        return Register(value if empty is None else value.otherwise(empty), F.when(~is_gone, self.sequence))
 
-    def joined(self, theirs: Register, *, is_gone: Column, gives_way: Column) -> Register:
+    def joined(self, theirs: Register, *, is_gone: Column, gives_way: Column, empty: Column | None = None) -> Register:
         """Return the target's register after a batch.
 
         The result is the same as resetting this register first, and taking the greater in `write_order` then. It is
@@ -97,11 +98,13 @@ class Register:
             theirs: The newest write of the batch. Its sequence is NULL if the batch has none.
             is_gone: Whether a delete of the batch resets this register.
             gives_way: Whether the origin of the write is `HANDED_ON`. Otherwise it is `IN_BATCH`.
+            empty: The value of an empty register; by default NULL.
         """
         is_newer = F.when(gives_way, self.sequence < theirs.sequence).otherwise(~(theirs.sequence < self.sequence))
         is_taken = theirs.sequence.isNotNull() & (self.sequence.isNull() | is_gone | is_newer)
+        value = F.when(is_taken, theirs.value).when(~is_gone, self.value)
         return Register(
-            F.when(is_taken, theirs.value).when(~is_gone, self.value),
+            value if empty is None else value.otherwise(empty),
             F.when(is_taken, theirs.sequence).when(~is_gone, self.sequence),
         )
 

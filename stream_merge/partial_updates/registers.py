@@ -137,6 +137,11 @@ class _Registers:
             for place, name in enumerate(resolved.columns)
             if place not in fixed and (name.lower() in settable or name in partial.unwritten)
         }
+        # What a new row has in the columns that the sink never writes: NULL or their default.
+        inserts = [clause for clause in resolved.clauses if clause.clause.is_insert]
+        self._of_new_row = {
+            name.lower(): inserts[0].values[self._places[name.lower()]] for name in partial.unwritten if inserts
+        }
 
     def clause(self, clause: ResolvedClause) -> ResolvedClause:
         """Return the clause with condition and values for single columns."""
@@ -167,7 +172,7 @@ class _Registers:
             ours = self._register(old, name, of_row)
             is_older = is_reset(ours.sequence, truncated, comes_later=False)
             is_any_older = is_any_older | is_older
-            left = ours.without(is_older)
+            left = ours.without(is_older, empty=self._of_new_row.get(name))
             values[place], sequences[name] = left.value, left.sequence
         values[self._of_sequences] = column_sequences(sequences, of_row, self._partial)
         return replace(clause, condition=is_any_older, values=tuple(values), are_values_source_only=False)
@@ -198,7 +203,9 @@ class _Registers:
         for name, place in self._registers.items():
             theirs, ours = self._register(new, name, of_change), self._register(old, name, of_row)
             is_gone = is_reset(ours.sequence, reset, comes_later=True)
-            joined = ours.joined(theirs, is_gone=is_gone, gives_way=F.col(IS_CARRIED_OVER))
+            joined = ours.joined(
+                theirs, is_gone=is_gone, gives_way=F.col(IS_CARRIED_OVER), empty=self._of_new_row.get(name)
+            )
             merged[place], sequences[name] = joined.value, joined.sequence
         merged[self._of_sequences] = column_sequences(sequences, newest, self._partial)
         return tuple(merged)

@@ -489,3 +489,64 @@ def test_a_batch_that_lacks_more_than_columns_where_the_schema_may_evolve(
     ((_, struct, other),) = read_rows(table_path, "id", "p", "b")
     assert (struct.x, other) == (2, 7)
     assert kind == "generated column" or struct.y == 1
+
+
+@pytest.mark.core
+class TestColumnsThatTheSinkNeverWrites:
+    """A row that was deleted and came back has in them what a new row has, however the changes are cut into batches."""
+
+    @pytest.mark.parametrize("is_null_allowed", [True, False])
+    @pytest.mark.parametrize(
+        "batches",
+        [["d", "u"], ["du"], ["u", "d"], ["tu"], ["t", "u"]],
+        ids=["two", "one", "late", "truncated", "truncated before"],
+    )
+    def test_they_have_their_default(
+        self, create_table, create_source, read_rows, deletion_vectors, batches, is_null_allowed
+    ):
+        default = "INT DEFAULT 7" if is_null_allowed else "INT NOT NULL DEFAULT 7"
+        path = create_table(
+            f"id INT, a INT, d {default}",
+            [(1, 1, 42), (2, 1, 42)],
+            deletion_vectors=deletion_vectors,
+            properties={"delta.feature.allowColumnDefaults": "supported"},
+        )
+        changes = {"d": (1, None, 2, "d"), "u": (1, 3, 3, "u"), "t": (None, None, 2, "t")}
+        sink = merge_sink(
+            path, keys="id", columns=["a"], sequence_by="seq", delete_when="op = 'd'", truncate_when="op = 't'"
+        )
+        for batch in batches:
+            sink.merge(create_source("id INT, a INT, seq INT, op STRING", [changes[name] for name in batch]))
+        others = [] if any("t" in batch for batch in batches) else [(2, 1, 42)]
+        assert [tuple(row) for row in read_rows(path, "id", "a", "d")] == [(1, 3, 7), *others]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", [{}, {"sequence_by": "seq"}], ids=["keys", "ordered"])
+def test_a_named_column_that_the_table_lacks_is_refused(
+    create_table, create_source, read_rows, deletion_vectors, options
+):
+    """Two sinks fill one table, and the first creates it with its own columns: the values of the second were lost."""
+    path = create_table("id INT, b STRING", deletion_vectors=deletion_vectors)
+    batch = create_source("id INT, a STRING, b STRING, seq INT", [(1, "A", "B", 5)])
+    with pytest.raises(UnresolvedColumnError, match="columns names a, and the table has no such column"):
+        merge_sink(path, keys="id", columns=["a"], **options).merge(batch)
+    merge_sink(path, keys="id", columns=["a"], merge_schema=True, **options).merge(batch)
+    assert [tuple(row) for row in read_rows(path, "id", "a", "b")] == [(1, "A", None)]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "options",
+    [{"except_columns": ["op"]}, {"columns": ["a", "SEQ"]}, {"ignore_null_updates": True, "except_columns": ["op"]}],
+    ids=lambda options: "-".join(options),
+)
+@pytest.mark.parametrize(("named", "given"), [("seq", "SEQ"), ("SEQ", "seq")])
+def test_a_sequence_may_be_spelt_in_another_case(
+    create_table, create_source, read_rows, deletion_vectors, options, named, given
+):
+    path = create_table("id INT, a STRING, seq INT", deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="id", sequence_by=named, **options)
+    for rows in ([(1, "new", 2, "u")], [(1, "late", 1, "u"), (2, "b", 1, "u")]):
+        sink.merge(create_source(f"id INT, a STRING, {given} INT, op STRING", rows))
+    assert [tuple(row) for row in read_rows(path, "id", "a", "seq")] == [(1, "new", 2), (2, "b", 1)]

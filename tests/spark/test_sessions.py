@@ -325,3 +325,25 @@ def test_plans_are_written_for_the_ui_in_the_short_format_unless_the_user_has_ch
     session.conf.set("spark.sql.ui.explainMode", mode)
     assert planned_at_once(session.range(1)).sparkSession.conf.get("spark.sql.ui.explainMode") == used
     assert session.conf.get("spark.sql.ui.explainMode") == mode
+
+
+@pytest.mark.core
+@pytest.mark.any_strategy
+def test_a_function_that_is_registered_anew_counts_from_the_next_batch(
+    spark: SparkSession, create_table: CreateTable, create_source, read_rows, deletion_vectors: bool
+):
+    """Without adaptive execution, as in streams of Spark 4.1, the merge works in a clone of the session."""
+    path = create_table("id INT, v STRING", deletion_vectors=deletion_vectors)
+    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    try:
+        sink = merge_sink(path, keys="id", delete_when="is_gone(id)", expect={"good": "is_good(v)"})
+        for limit in (1, 2, 3):
+            spark.udf.register("is_gone", lambda key, limit=limit: key > limit, "boolean")
+            spark.udf.register("is_good", lambda text, limit=limit: text == f"{limit}", "boolean")
+            sink.merge(create_source("id INT, v STRING", [(key, f"{limit}") for key in range(1, 5)]))
+            assert [tuple(row) for row in read_rows(path)] == [(key, f"{limit}") for key in range(1, limit + 1)]
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+        for name in ("is_gone", "is_good"):
+            spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stream_merge import MergeResult, merge_sink
+from stream_merge.bridge import extension
 from tests.conftest import CreateTable
 from tests.spark.delta_log import latest_version
 from tests.streaming.streams import SCHEMA, ChangeFiles, count, counting_sink, recorded_batches, rows, start
@@ -170,3 +171,30 @@ def test_the_same_sink_in_two_streams(spark: SparkSession, create_table: CreateT
     assert sorted(recorded_batches(target)) == sorted(
         (query.id, batch_id) for query in queries for batch_id in range(3)
     )
+
+
+@pytest.mark.core
+def test_two_sinks_that_prepare_a_table_at_the_same_time(
+    spark: SparkSession, create_table: CreateTable, create_source, monkeypatch: pytest.MonkeyPatch
+):
+    """Both add what they need to keep order: one comes second, and begins again."""
+    target = create_table("id INT, a STRING, b STRING")
+    together, operation = threading.Barrier(2, timeout=60), extension._operation
+    calls: list[None] = []
+
+    def wait(*given: object) -> object:
+        calls.append(None)
+        if len(calls) <= 2:
+            together.wait()
+        return operation(*given)
+
+    monkeypatch.setattr(extension, "_operation", wait)
+
+    def merge(column: str) -> None:
+        sink = merge_sink(target, keys="id", columns=[column], sequence_by="seq", app_id=column)
+        sink.merge(create_source(f"id INT, {column} STRING, seq INT", [(1, column, 1)]))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(merge, ("a", "b")))
+    assert len(calls) >= 2
+    assert rows(spark, target, "id", "a", "b") == [(1, "a", "b")]
