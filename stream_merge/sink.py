@@ -97,7 +97,7 @@ def merge_sink(
         truncate_when: Condition on the source that marks a row as a TRUNCATE: the sink deletes all older rows of the
             target, and skips older changes that arrive later. It ignores the row's keys. Needs `sequence_by`.
         columns: The source columns to write besides `keys`; all by default. The target's other columns keep their
-            values; in new rows they are NULL or have their default.
+            values; in new rows they are NULL or have their default. Without `merge_schema` the target must have them.
         except_columns: The source columns not to write.
         unchanged_columns: Expression on the source for the names of the columns that a change leaves unchanged, an
             ARRAY<STRING>; NULL or empty for none. For Debezium's records: `_change.unavailable`.
