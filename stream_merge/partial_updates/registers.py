@@ -202,7 +202,8 @@ class _Registers:
         sequences: dict[str, Column] = {}
         for name, place in self._registers.items():
             theirs, ours = self._register(new, name, of_change), self._register(old, name, of_row)
-            is_gone = is_reset(ours.sequence, reset, comes_later=True)
+            # No change has set a register without a sequence: another writer may have, and its value goes with the row.
+            is_gone = is_reset(F.coalesce(ours.sequence, of_row), reset, comes_later=True)
             joined = ours.joined(
                 theirs, is_gone=is_gone, gives_way=F.col(IS_CARRIED_OVER), empty=self._of_new_row.get(name)
             )

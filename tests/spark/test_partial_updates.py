@@ -520,6 +520,28 @@ class TestColumnsThatTheSinkNeverWrites:
         others = [] if any("t" in batch for batch in batches) else [(2, 1, 42)]
         assert [tuple(row) for row in read_rows(path, "id", "a", "d")] == [(1, 3, 7), *others]
 
+    @pytest.mark.parametrize("writer", ["sink", "update"])
+    @pytest.mark.parametrize("options", [{"columns": ["a"]}, {"unchanged_columns": "unset"}], ids=["columns", "unset"])
+    def test_what_another_writer_has_put_there_goes_with_the_row(
+        self, spark, create_table, create_source, read_rows, deletion_vectors, writer, options
+    ):
+        path = create_table("id INT, a INT, d INT", deletion_vectors=deletion_vectors)
+        schema = "id INT, a INT, d INT, seq INT, op STRING, unset ARRAY<STRING>"
+        sink = merge_sink(path, keys="id", sequence_by="seq", delete_when="op = 'd'", app_id="a", **options)
+
+        def merge(*changes):
+            sink.merge(create_source(schema, [(*change, ["d"]) for change in changes]))
+
+        merge((1, 1, None, 1, "u"), (2, 1, None, 1, "u"), (3, 1, None, 1, "u"))
+        if writer == "sink":
+            other = merge_sink(path, keys="id", columns=["d"], app_id="b")
+            other.merge(create_source("id INT, d INT", [(1, 42), (2, 42), (3, 42)]))
+        else:
+            spark.sql(f"UPDATE delta.`{path}` SET d = 42")
+        merge((1, None, None, 2, "d"), (1, 3, None, 3, "u"), (2, None, None, 2, "d"), (3, 2, None, 2, "u"))
+        merge((2, 3, None, 3, "u"))
+        assert [tuple(row) for row in read_rows(path, "id", "a", "d")] == [(1, 3, None), (2, 3, None), (3, 2, 42)]
+
 
 @pytest.mark.core
 @pytest.mark.parametrize("options", [{}, {"sequence_by": "seq"}], ids=["keys", "ordered"])
