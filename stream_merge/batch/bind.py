@@ -144,7 +144,8 @@ def _bound(
         config = replace(config, columns=_written_in_target(config, batch, schema), except_columns=())
     sequence = None
     if config.sequence_by:
-        holder = schema if {*config.sequence_columns} <= {*schema.names} else batch.schema
+        in_target = {name.lower() for name in schema.names}
+        holder = schema if in_target.issuperset(map(str.lower, config.sequence_columns)) else batch.schema
         sequence = sequence_type_in(holder, config.sequence_columns)
     partial = find_partial_updates(config, batch.schema.fields, schema.fields, sequence)
     if partial is not None and sequence is not None:
@@ -165,8 +166,10 @@ def _written_in_target(config: SinkConfig, batch: DataFrame, schema: StructType)
             "has no such column: add it to the table, set merge_schema, or leave the name out"
         )
     # The sequence may be spelt otherwise than in the batch.
-    spellings = {name.lower(): name for name in reversed((*kept, *config.sequence_columns))}
-    return tuple(reversed(spellings.values()))
+    spellings: dict[str, str] = {}
+    for name in (*kept, *config.sequence_columns):
+        spellings.setdefault(name.lower(), name)
+    return tuple(spellings.values())
 
 
 def leaves_columns_out(config: SinkConfig, batch: DataFrame, schema: StructType) -> bool:

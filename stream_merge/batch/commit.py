@@ -10,8 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.target import Target
 from stream_merge.bridge import sessions
-from stream_merge.bridge.small_files import read_text
-from stream_merge.bridge.table import Table
+from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import Transaction
 from stream_merge.merge.job import Staged
 from stream_merge.metrics import delta_name
@@ -134,11 +133,16 @@ def only_call(batch: MicroBatch, target: Target) -> Iterator[None]:
         return
 
     def has_same_log(folder: str) -> bool:
-        texts = [
-            read_text(batch.spark, f"{each}/_delta_log/{target.transaction.version:020d}.json")
-            for each in (target.table.path(), folder)
-        ]
-        return texts[0] is None or texts[0] == texts[1]
+        version = target.transaction.version
+        try:
+            own = target.table.read_commit(version)
+        except FileNotFoundError:
+            # Nothing tells them apart: better refused than skipped.
+            return True
+        try:
+            return open_table(batch.spark, folder).read_commit(version) == own
+        except FileNotFoundError:
+            return False
 
     with call.only(is_applied=target.is_applied, has_same_log=has_same_log):
         yield

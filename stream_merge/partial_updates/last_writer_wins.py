@@ -84,9 +84,8 @@ class Register:
         return Register(write["value"], write["sequence"])
 
     def without(self, is_gone: Column, *, empty: Column | None = None) -> Register:
-        """Return the register, empty where the condition holds, with the value `empty`."""
-        value = F.when(~is_gone, self.value)
-        return Register(value if empty is None else value.otherwise(empty), F.when(~is_gone, self.sequence))
+        """Return the register; where the condition holds, empty, with the value `empty`, by default NULL."""
+        return Register(F.when(~is_gone, self.value).otherwise(empty), F.when(~is_gone, self.sequence))
 
     def joined(self, theirs: Register, *, is_gone: Column, gives_way: Column, empty: Column | None = None) -> Register:
         """Return the target's register after a batch.
@@ -102,9 +101,8 @@ class Register:
         """
         is_newer = F.when(gives_way, self.sequence < theirs.sequence).otherwise(~(theirs.sequence < self.sequence))
         is_taken = theirs.sequence.isNotNull() & (self.sequence.isNull() | is_gone | is_newer)
-        value = F.when(is_taken, theirs.value).when(~is_gone, self.value)
         return Register(
-            value if empty is None else value.otherwise(empty),
+            F.when(is_taken, theirs.value).when(~is_gone, self.value).otherwise(empty),
             F.when(is_taken, theirs.sequence).when(~is_gone, self.sequence),
         )
 

@@ -271,7 +271,12 @@ class TableFiles:
 
     def _is_known(self, committed_ms: int | None) -> bool:
         """Whether the commit of the list's version is still the one that the list was made of."""
-        return committed_ms is not None and committed_ms == self._committed_ms
+        known = self._committed_ms
+        if committed_ms is None or known is None:
+            return False
+        # An object store may tell milliseconds where files are listed, and whole seconds where one is asked for.
+        is_rounded = 0 in (committed_ms % 1000, known % 1000) and committed_ms // 1000 == known // 1000
+        return committed_ms == known or is_rounded
 
     def _apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
         adds = []

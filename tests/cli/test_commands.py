@@ -345,7 +345,7 @@ def test_ctrl_c_ends_a_watch(start_command, write_pipeline, tmp_path):
     first, *further = watching.stdout.removesuffix("\n\n").split("\n\n")
     assert first.splitlines()[1:] == [
         "./lake/orders: not there yet",
-        "./lake/{table}: its tables are not listed, since their topics are not known here",
+        "./lake/{table}: its tables are not listed, since their sources are not known here",
     ]
     assert {block.splitlines()[1] for block in further} == {"./lake/orders: not there yet"}
     assert "Traceback" not in watching.stderr

@@ -317,7 +317,7 @@ def test_a_page_that_is_written_again_and_again_is_loaded_again_without_a_script
 
 def test_tables_whose_topics_are_not_known_are_named():
     overview = dataclasses.replace(overview_of_a_shop(), unlisted=("./lake/{table}",))
-    assert "./lake/{table}: its tables are not listed, since their topics are not known here." in (
+    assert "./lake/{table}: its tables are not listed, since their sources are not known here." in (
         Parsed(render(status_page(overview))).all("main")[0].text
     )
 

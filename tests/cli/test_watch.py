@@ -73,7 +73,7 @@ def test_names_are_masked_shortened_and_no_markup():
     assert shown[2].startswith("…se/lake/customers  ")
     assert shown[3].startswith("./[b]x[/nothing] ")
     assert shown[4] == "./***/t can't be read: [red]no[/] permission."
-    assert shown[5] == "./***/{topic}: its tables are not listed, since their topics are not known here"
+    assert shown[5] == "./***/{topic}: its tables are not listed, since their sources are not known here"
 
 
 def test_a_pipeline_without_any_table_yet():

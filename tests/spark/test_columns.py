@@ -316,7 +316,7 @@ class TestTheNameOfTheFilesOwnColumn:
     def table(self, create_table):
         return create_table(f"id INT, {self.NAME} STRING", [(1, "a"), (2, "b")], deletion_vectors=True)
 
-    @pytest.mark.parametrize("options", [{}, {"skip_unchanged": True}, {"maintenance": True}], ids=str)
+    @pytest.mark.parametrize("options", [{}, {"skip_unchanged": True}], ids=str)
     def test_the_table_gets_no_vector(self, create_table, create_source, read_rows, options):
         path = self.table(create_table)
         sink = merge_sink(path, keys="id", **options)

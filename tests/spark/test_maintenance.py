@@ -404,3 +404,14 @@ class TestVacuum:
         sink = upsert(path, maintenance=True)
         assert [merge(sink, create_source, (1, n)).maintenance for n in (1, 2)] == ["failed", None]
         assert calls == [1]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_table_with_a_column_of_the_name_of_the_files_own(create_table, create_source, read_rows):
+    """It gets no deletion vectors, and its files are merged as others are."""
+    path = create_table("id INT, _metadata INT", ROWS, deletion_vectors=True)
+    sink = merge_sink(path, keys="id", maintenance=True)
+    told = [sink.merge(create_source("id INT, _metadata INT", [(100 + n, n)])).maintenance for n in range(8)]
+    assert "compacted" in told
+    assert {row[0]: row[1] for row in read_rows(path)} == {**dict(ROWS), **{100 + n: n for n in range(8)}}
+    assert not any(add.get("deletionVector") for add in active(path).values())

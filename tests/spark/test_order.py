@@ -211,3 +211,20 @@ def test_a_sequence_may_have_any_name(
     for rows in ([(1, "a", 5), (2, "b", 5)], [(1, None, 7), (2, "old", 4), (3, "x", 2), (3, "y", 1)], [(1, "late", 6)]):
         sink.merge(create_source(schema, rows))
     assert [tuple(row) for row in read_rows(path, "id", "v", f"`{name}`")] == [(2, "b", 5), (3, "x", 2)]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "options",
+    [{"except_columns": ["op"]}, {"columns": ["a", "SEQ"]}, {"ignore_null_updates": True, "except_columns": ["op"]}],
+    ids=lambda options: "-".join(options),
+)
+@pytest.mark.parametrize(("named", "given"), [("seq", "SEQ"), ("SEQ", "seq")])
+def test_a_sequence_may_be_spelt_in_another_case(
+    create_table, create_source, read_rows, deletion_vectors, options, named, given
+):
+    path = create_table("id INT, a STRING, seq INT", deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, keys="id", sequence_by=named, **options)
+    for rows in ([(1, "new", 2, "u")], [(1, "late", 1, "u"), (2, "b", 1, "u")]):
+        sink.merge(create_source(f"id INT, a STRING, {given} INT, op STRING", rows))
+    assert [tuple(row) for row in read_rows(path, "id", "a", "seq")] == [(1, "new", 2), (2, "b", 1)]

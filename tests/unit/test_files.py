@@ -160,6 +160,16 @@ def test_the_list_is_taken_anew_where_the_commits_do_not_lead(how):
     assert table_files.version == version
 
 
+def test_a_time_in_whole_seconds_is_the_same_time():
+    table_files = TableFiles()
+    advance(table_files, 3, {}, written={3: 5_678}, load=lambda: [add_file("a")])
+    advance(table_files, 4, {4: [{"add": add_file("x")}]}, written={3: 5_000, 4: 9_000})
+    advance(table_files, 5, {5: [{"add": add_file("y")}]}, written={4: 9_999})
+    assert [f.path for f in table_files.all()] == ["a", "x", "y"]
+    advance(table_files, 5, {}, written={5: 2_005}, load=lambda: [add_file("z")])
+    assert [f.path for f in table_files.all()] == ["z"]
+
+
 def test_the_list_is_taken_anew_where_the_same_version_is_another_one():
     table_files = TableFiles()
     advance(table_files, 3, {}, load=lambda: [add_file("a")])

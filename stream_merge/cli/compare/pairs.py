@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from stream_merge.cli.compare.database import TableName
 from stream_merge.cli.errors import ExitCode, PipelineError
-from stream_merge.cli.file.pipeline import PATTERN_PREFIX, KafkaSource, Pipeline
+from stream_merge.cli.file.pipeline import PATTERN_PREFIX, Pipeline
 from stream_merge.cli.query.seen_sources import seen_sources
 from stream_merge.cli.query.tables import FoundTable, find_table, is_single
+from stream_merge.cli.query.topics import named_topics
 from stream_merge.target_names import table_key
 
 if TYPE_CHECKING:
@@ -52,18 +53,19 @@ def pairs_of(
     Raises:
         PipelineError: There is no such table, or the table of the database is not known.
     """
-    topics = _topics_by_target(spark, pipeline)
+    found = _sources_by_target(spark, pipeline)
     asked = [table_key(name) for name in only]
-    unknown = [name for name in only if table_key(name) not in topics]
+    unknown = [name for name in only if table_key(name) not in found]
     if unknown:
-        known = ", ".join(found.target for found, _ in topics.values())
+        known = ", ".join(each.target for each, _ in found.values())
         raise PipelineError(
             f"The pipeline has no table {', '.join(unknown)}; it has {known or 'none yet'}.", ExitCode.USAGE
         )
-    chosen = [pair for key, pair in topics.items() if not asked or key in asked]
+    chosen = [pair for key, pair in found.items() if not asked or key in asked]
     if not chosen:
         raise PipelineError(
-            "The pipeline has no table yet: its topics are not known before it has read them.", ExitCode.CANNOT_START
+            "The pipeline has no table yet: its sources are not known before it has read them.",
+            ExitCode.CANNOT_START,
         )
     if table is not None and len(chosen) > 1:
         raise PipelineError(
@@ -78,7 +80,7 @@ def source_of(topic: str) -> TableName | None:
     return TableName(schema=parts[-2], name=parts[-1]) if len(parts) > 2 and all(parts) else None
 
 
-def _topics_by_target(spark: SparkSession, pipeline: Pipeline) -> dict[str, tuple[FoundTable, list[str]]]:
+def _sources_by_target(spark: SparkSession, pipeline: Pipeline) -> dict[str, tuple[FoundTable, list[str]]]:
     """Return the tables and the names of their sources, by the targets' keys, in the order of the file."""
     found: dict[str, tuple[FoundTable, list[str]]] = {}
 
@@ -86,26 +88,24 @@ def _topics_by_target(spark: SparkSession, pipeline: Pipeline) -> dict[str, tupl
         entry = found.setdefault(table_key(table.target), (table, []))
         entry[1].extend(name for name in names if name not in entry[1])
 
-    topics = _sources(spark, pipeline)
+    sources = _sources(spark, pipeline)
     if is_single(pipeline):
         settings = pipeline.tables[0]
-        add(FoundTable(number=0, settings=settings, target=settings.target, quarantine=None), topics)
+        add(FoundTable(number=0, settings=settings, target=settings.target, quarantine=None), sources)
         return found
     for number, settings in enumerate(pipeline.tables):
         name = settings.source or ""
         if not name.startswith(PATTERN_PREFIX):
             add(FoundTable(number=number, settings=settings, target=settings.target, quarantine=None), [name])
-    for topic in topics:
-        table = find_table(pipeline, topic)
+    for source in sources:
+        table = find_table(pipeline, source)
         if table is not None:
-            add(table, [topic])
+            add(table, [source])
     return found
 
 
 def _sources(spark: SparkSession, pipeline: Pipeline) -> list[str]:
-    source, is_by_topic = pipeline.source, pipeline.pipeline.route_by in (None, "topic")
-    topics = source.topics if isinstance(source, KafkaSource) and is_by_topic else ()
-    return [*dict.fromkeys([*topics, *seen_sources(spark, pipeline)])]
+    return [*dict.fromkeys([*named_topics(pipeline), *seen_sources(spark, pipeline)])]
 
 
 def _pair(pipeline: Pipeline, found: FoundTable, names: list[str], table: TableName | None) -> Pair:

@@ -11,8 +11,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stream_merge.cli.file.pipeline import KafkaSource, Pipeline
-from stream_merge.cli.query.topics import read_json, seen_topics
+from stream_merge.cli.file.pipeline import Pipeline
+from stream_merge.cli.query.topics import is_routed_by_topic, read_json, seen_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,8 +60,8 @@ class SeenSources:
 def seen_sources(spark: SparkSession, pipeline: Pipeline) -> list[str]:
     """Return the sources that a pipeline has had rows of, as far as the checkpoint's folder says."""
     checkpoint = pipeline.pipeline.checkpoint
-    is_by_topic = isinstance(pipeline.source, KafkaSource) and pipeline.pipeline.route_by in (None, "topic")
-    return sorted({*_recorded(spark, checkpoint), *(seen_topics(spark, checkpoint) if is_by_topic else ())})
+    topics = seen_topics(spark, checkpoint) if is_routed_by_topic(pipeline) else ()
+    return sorted({*_recorded(spark, checkpoint), *topics})
 
 
 def _path(checkpoint: str) -> str:

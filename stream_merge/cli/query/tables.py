@@ -16,6 +16,7 @@ from stream_merge.cli.file.pipeline import PATTERN_PREFIX, KafkaSource, Pipeline
 from stream_merge.cli.query.registry import record_decoder
 from stream_merge.cli.query.seen_sources import SeenSources
 from stream_merge.cli.query.sink_options import sink_options
+from stream_merge.cli.query.topics import named_topics
 from stream_merge.errors import ConfigError
 from stream_merge.target_names import table_key
 
@@ -224,9 +225,7 @@ def known_tables(pipeline: Pipeline, seen_sources: Iterable[str] = ()) -> list[F
         pipeline: The pipeline.
         seen_sources: Sources besides the topics that the file names; they may fill the placeholders of a target.
     """
-    source, is_by_topic = pipeline.source, pipeline.pipeline.route_by is None
-    topics = source.topics if isinstance(source, KafkaSource) and is_by_topic else ()
-    found = [find_table(pipeline, name) for name in (*topics, *seen_sources)]
+    found = [find_table(pipeline, name) for name in (*named_topics(pipeline), *seen_sources)]
     tables = [
         FoundTable(number=number, settings=table, target=table.target, quarantine=table.quarantine)
         for number, table in enumerate(pipeline.tables)

@@ -91,6 +91,17 @@ class ReadTopics:
             logger.debug("the ids of topics cannot be kept in %s", self._folder, exc_info=error)
 
 
+def is_routed_by_topic(pipeline: Pipeline) -> bool:
+    """Whether the names of the rows' sources are those of Kafka's topics."""
+    return isinstance(pipeline.source, KafkaSource) and pipeline.pipeline.route_by in (None, "topic")
+
+
+def named_topics(pipeline: Pipeline) -> Sequence[str]:
+    """Return the sources that the file names as topics to read."""
+    source = pipeline.source
+    return source.topics if isinstance(source, KafkaSource) and is_routed_by_topic(pipeline) else ()
+
+
 def seen_topics(spark: SparkSession, checkpoint: str) -> list[str]:
     """Return the topics that the query of a checkpoint has read, as far as its folder says."""
     return sorted(read_json(spark, f"{checkpoint.rstrip('/')}/{FILE}") or {})

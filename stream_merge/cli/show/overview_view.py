@@ -33,7 +33,10 @@ def render_overview(overview: Overview, width: int, mask: Callable[[str], str] =
     title.append(f"  {plural(len(overview.tables), 'table')}", style="default not bold")
     head.add_row(title, Text(utc(overview.now), style="dim"))
     notes = [
-        Text(f"{mask(target)}: its tables are not listed, since their topics are not known here", style="dim")
+        Text(
+            f"{mask(target)}: its tables are not listed, since their sources are not known here",
+            style="dim",
+        )
         for target in overview.unlisted
     ]
     tables = [_tables(overview, width, mask)] if any(state.status for state in overview.tables) else []

@@ -47,7 +47,7 @@ def status_page(overview: Overview, refresh_seconds: int | None = None) -> Page:
         sections=tuple(_section(state, overview.at_rest.of(table_key(state.target))) for state in overview.tables),
         notes=(
             *(
-                f"{target}: its tables are not listed, since their topics are not known here."
+                f"{target}: its tables are not listed, since their sources are not known here."
                 for target in overview.unlisted
             ),
         ),
