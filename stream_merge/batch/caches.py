@@ -31,7 +31,7 @@ from stream_merge.partial_updates.whole_rows import whole_row_clauses
 from stream_merge.sql import quote
 from stream_merge.table.char_columns import CHAR_VARCHAR, char_columns
 from stream_merge.table.deletion_vectors import VectorCache
-from stream_merge.table.features import GENERATED
+from stream_merge.table.features import GENERATED, check_new_columns
 from stream_merge.table.files import TableFiles
 from stream_merge.tombstones.moved_schemas import MovedSchemas
 from stream_merge.tombstones.reach import Reach
@@ -196,6 +196,7 @@ class SinkCaches:
         if resolved.target_definition != (transaction.metadata, transaction.protocol):
             # It would name other columns, and be kept for this version, to which a RESTORE may lead back.
             raise AlteredMeanwhileError(config.target, 1, "the table was altered while the merge was being planned")
+        check_new_columns(config.target, resolved.columns, transaction.schema, transaction.protocol)
         if config.keeps_values and lossless_casts.is_wanted(spark):
             resolved = lossless_casts.with_exact_values(resolved, batch.schema, config.written_columns(batch.columns))
         if partial is not None:

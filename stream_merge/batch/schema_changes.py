@@ -144,7 +144,7 @@ def find_schema_changes(
         ):
             widened[kept[name].name] = kind
             continue
-        other = f"{each.name}__{_in_name(each.dataType)}"
+        other = _other_name(each.name, each.dataType)
         there = kept.get(other.lower())
         is_free = other.lower() not in sent and (there is None or there.dataType == each.dataType)
         if mode != "lenient" or name in fixed or not is_free:
@@ -315,9 +315,31 @@ def with_schema_changes(
     if changes.needs_evolution:
         config = replace(config, merge_schema=True)
     config = _with_columns(config, changes)
-    if config.unchanged_columns is not None and changes.replaced:
-        config = replace(config, unchanged_columns=_with_replaced(config.unchanged_columns, changes.replaced))
+    others = _with_its_values(batch, changes)
+    if config.unchanged_columns is not None and others:
+        config = replace(config, unchanged_columns=_with_others(config.unchanged_columns, others))
     return config, batch
+
+
+def _with_its_values(batch: DataFrame, changes: SchemaChanges) -> dict[str, list[str]]:
+    """Return, by the names of columns of a batch, the columns that have or had values of the source in their place.
+
+    Also those of earlier types: to the table they are columns that the source has dropped, but a change that leaves the
+    source's column alone means them, too.
+
+    Args:
+        batch: The batch.
+        changes: What it asks of the table.
+    """
+    found = {}
+    for name in batch.columns:
+        earlier = [
+            each.name for each in changes.dropped if each.name.lower() == _other_name(name, each.dataType).lower()
+        ]
+        now = [changes.replaced[name]] if name in changes.replaced else []
+        if now or earlier:
+            found[name] = [*now, *earlier]
+    return found
 
 
 def _filled(config: SinkConfig, batch: DataFrame, changes: SchemaChanges, types: Mapping[str, DataType]) -> set[str]:
@@ -350,14 +372,16 @@ def _with_columns(config: SinkConfig, changes: SchemaChanges) -> SinkConfig:
     return replace(config, columns=(*written, *changes.replaced.values()))
 
 
-def _with_replaced(unchanged: Expression, replaced: Mapping[str, str]) -> Column:
-    """Return the names of columns that a change leaves alone with those that take the values in their place."""
+def _with_others(unchanged: Expression, others: Mapping[str, Sequence[str]]) -> Column:
+    """Return the names of columns that a change leaves alone with those that have the values in their place."""
 
-    def both(name: Column) -> Column:
-        pairs = [F.when(F.lower(name) == one.lower(), F.array(name, F.lit(other))) for one, other in replaced.items()]
-        return F.coalesce(*pairs, F.array(name))
+    def all_of(name: Column) -> Column:
+        found = [
+            F.when(F.lower(name) == one.lower(), F.array(name, *map(F.lit, names))) for one, names in others.items()
+        ]
+        return F.coalesce(*found, F.array(name))
 
-    return F.flatten(F.transform(column_of(unchanged), both))
+    return F.flatten(F.transform(column_of(unchanged), all_of))
 
 
 def without_schema_changes(rows: DataFrame, columns: Sequence[str], changes: SchemaChanges) -> DataFrame:
@@ -394,8 +418,8 @@ def tell_schema_changes(name: str, changes: SchemaChanges, mode: str | None, tol
         way_out = 'set schema_changes="lenient", which gives the values a column of their own'
         if mode == "lenient":
             way_out = (
-                f"see why schema_changes gives the values no column of their own: {column}__{_in_name(sent)} is taken, "
-                f"or {column} is a key or decides what a change does"
+                "see why schema_changes gives the values no column of their own: "
+                f"{_other_name(column, sent)} is taken, or {column} is a key or decides what a change does"
             )
         texts[
             f"{column} is {kinds[1]} in the source and {kinds[0]} in the table; a value that {kinds[0]} cannot hold is "
@@ -417,6 +441,11 @@ def _holding(kept: DataType, sent: DataType) -> DataType | None:
     if isinstance(kept, StringType) and isinstance(sent, AtomicType) and not isinstance(sent, BinaryType):
         return kept
     return wider(kept, sent)
+
+
+def _other_name(name: str, kind: DataType) -> str:
+    """Return the name of the column that takes the values of another where they are of this type."""
+    return f"{name}__{_in_name(kind)}"
 
 
 def _in_name(kind: DataType) -> str:

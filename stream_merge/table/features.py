@@ -115,6 +115,28 @@ def hides_file_metadata(schema: Mapping[str, Any]) -> bool:
     return any(field["name"].lower() == FILE_METADATA for field in schema["fields"])
 
 
+def check_new_columns(
+    target: str, columns: Iterable[str], schema: Mapping[str, Any], protocol: Mapping[str, Any]
+) -> None:
+    """Refuse a column that would make the table's deletion vectors unreadable.
+
+    Args:
+        target: The table.
+        columns: The names of its columns after a merge.
+        schema: Its schema before.
+        protocol: Its protocol.
+
+    Raises:
+        UnsupportedTableError: There is such a column, and the table may have deletion vectors.
+    """
+    is_new = FILE_METADATA in map(str.lower, columns) and not hides_file_metadata(schema)
+    if is_new and "deletionVectors" in writer_features(protocol):
+        raise UnsupportedTableError(
+            f"{target} has deletion vectors, which no reader of Delta can read beside a column {FILE_METADATA}: give "
+            "the column of the batch another name, or leave it out with except_columns"
+        )
+
+
 def has_change_feed(properties: Mapping[str, str]) -> bool:
     """Whether the table records its change data feed."""
     return properties.get("delta.enableChangeDataFeed", "false").lower() == "true"

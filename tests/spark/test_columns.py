@@ -333,3 +333,14 @@ class TestTheNameOfTheFilesOwnColumn:
             merge_sink(path, keys="id", strategy="merge_on_read").merge(
                 create_source(f"id INT, {self.NAME} STRING", [(1, "c")])
             )
+
+    @pytest.mark.parametrize("options", [{"merge_schema": True}, {"schema_changes": "evolve"}], ids=str)
+    def test_a_table_with_vectors_gets_no_such_column(self, create_table, create_source, read_rows, options):
+        path = create_table("id INT, v STRING", [(1, "a"), (2, "b")], deletion_vectors=True)
+        sink = merge_sink(path, keys="id", strategy="merge_on_read", **options)
+        sink.merge(create_source("id INT, v STRING", [(1, "c")]))
+        with pytest.raises(UnsupportedTableError, match="except_columns"):
+            sink.merge(create_source(f"id INT, v STRING, {self.NAME} STRING", [(2, "d", "x")]))
+        sink = merge_sink(path, keys="id", except_columns=[self.NAME], **options)
+        sink.merge(create_source(f"id INT, v STRING, {self.NAME} STRING, w INT", [(2, "d", "x", 5)]))
+        assert [tuple(row) for row in read_rows(path)] == [(1, "c", None), (2, "d", 5)]

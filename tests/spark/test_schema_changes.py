@@ -384,6 +384,15 @@ def test_a_change_leaves_the_column_alone_that_has_the_values_of_another(create_
         (2, None, "more", "b"),
         (3, None, None, "new"),
     ]
+    merge("DATE", (2, None, "d", 4, ["NOTES"]), (4, AT.date(), "d", 4, None))
+    merge("INT", (1, None, "d", 5, ["notes"]), (2, 7, "d", 5, None), (4, None, "e", 5, ["Notes"]), (5, 8, "e", 5, []))
+    assert read_rows(path, "id", "Notes", "Notes__string", "Notes__date", "v") == [
+        (1, None, "text", None, "d"),
+        (2, 7, None, None, "d"),
+        (3, None, None, None, "new"),
+        (4, None, None, AT.date(), "e"),
+        (5, 8, None, None, "e"),
+    ]
 
 
 @pytest.mark.any_strategy
