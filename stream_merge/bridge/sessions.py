@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.jvm import java_class, optional
+from stream_merge.bridge.jvm import items, java_class, optional
 from stream_merge.errors import ConnectNotSupportedError
 
 logger: logging.Logger = logging.getLogger("stream_merge")
@@ -132,7 +132,18 @@ class ExecutionSessions:
         if known != fingerprint:
             session = _execution_session(spark)
             self._made = {key: (fingerprint, session)}
+        elif session is not spark:
+            _forget_loaded_functions(session, spark)
         return session
+
+
+def _forget_loaded_functions(clone: SparkSession, spark: SparkSession) -> None:
+    """Let a clone load the catalog's functions anew: it is not told if one is replaced in the session of the batch."""
+    registry, original = (each._jsparkSession.sessionState().functionRegistry() for each in (clone, spark))
+    if registry.functionBuilders().size() == original.functionBuilders().size():
+        return
+    for name in items(registry.listFunction().diff(original.listFunction())):
+        registry.dropFunction(name)
 
 
 def _execution_session(spark: SparkSession) -> SparkSession:

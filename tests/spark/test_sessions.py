@@ -347,3 +347,21 @@ def test_a_function_that_is_registered_anew_counts_from_the_next_batch(
         spark.conf.set("spark.sql.adaptive.enabled", adaptive)
         for name in ("is_gone", "is_good"):
             spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")
+
+
+@pytest.mark.any_strategy
+def test_a_function_of_the_catalog_that_is_replaced_counts_from_the_next_batch(
+    spark: SparkSession, create_table: CreateTable, create_source, read_rows, deletion_vectors: bool
+):
+    path = create_table("id INT, v STRING", deletion_vectors=deletion_vectors)
+    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    try:
+        sink = merge_sink(path, keys="id", quarantine=f"{path}_bad", expect={"good": "is_good(id)"})
+        for limit in (1, 2, 3):
+            spark.sql(f"CREATE OR REPLACE FUNCTION is_good(key INT) RETURNS BOOLEAN RETURN key <= {limit}")
+            sink.merge(create_source("id INT, v STRING", [(key, f"{limit}") for key in range(1, 5)]))
+            assert [tuple(row) for row in read_rows(path)] == [(key, f"{limit}") for key in range(1, limit + 1)]
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+        spark.sql("DROP FUNCTION IF EXISTS is_good")
