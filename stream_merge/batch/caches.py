@@ -64,6 +64,8 @@ class SinkCaches:
         moved_schemas: The schemas of the files that hold values of rows which got another key.
         checked_log_stores: The folders of the tables whose log store keeps the commits of several writers apart.
         upkeep: What maintenance knows of the table.
+        checkpoint_tried: The version of which a checkpoint of the log was last begun beside a batch.
+        has_checkpoint_beside: Whether that was beside the last batch.
         counts: The numbers of rows and special changes in the last batch, if they were counted.
         cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
     """
@@ -77,6 +79,8 @@ class SinkCaches:
     reach: Reach = field(default_factory=Reach)
     moved_schemas: MovedSchemas = field(default_factory=MovedSchemas)
     checked_log_stores: set[str] = field(default_factory=set)
+    checkpoint_tried: int = 0
+    has_checkpoint_beside: bool = False
     counts: Mapping[str, Any] | None = None
     cleaned_ms: int = 0
     upkeep: Upkeep = field(default_factory=Upkeep)

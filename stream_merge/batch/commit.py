@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from stream_merge.batch.log_checkpoint import is_left_to_next_batch
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.target import Target
 from stream_merge.bridge import sessions
@@ -95,6 +96,8 @@ def retried_commit(
         metrics = batch.caches.operation_metrics(batch.spark)
         values = {delta_name(name): value for name, value in counts.items()}
         metrics.set({**values, "operationNumSourceRows": counts["num_source_rows"]})
+        if is_left_to_next_batch(attempt.transaction):
+            attempt.transaction.without_checkpoint()
         reached("before_commit")
         with batch.timer.phase("commit"), sessions.job_description(batch.spark, f"{batch.name}: commit"):
             version = attempt.transaction.commit(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stream_merge.batch.log_checkpoint import DEFAULT_INTERVAL, interval_of, is_left_to_next_batch
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.staging import StagedAttempt
 from stream_merge.bridge import sessions
@@ -31,8 +32,6 @@ clock: Callable[[], float] = time.monotonic
 MAX_PARALLEL = 4
 """So many files are written at a time at most, by one task each."""
 
-_CHECKPOINT_INTERVAL = 10
-"""Delta's default. In a table with more checkpoints there would be no time left for compactions."""
 _AUTO_COMPACT = ("delta.autoOptimize.autoCompact", "spark.databricks.delta.autoCompact.enabled")
 
 
@@ -97,8 +96,10 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
     chosen: list[Bin] = []
     try:
         transaction = last.transaction.table.begin()
-        if _meets_checkpoint(transaction):
+        if _meets_checkpoint(batch, transaction):
             return {}
+        if is_left_to_next_batch(transaction):
+            transaction.without_checkpoint()
         check_supported(batch.config.target, transaction.metadata, transaction.protocol, transaction.schema)
         files = batch.caches.active_files(transaction)
         upkeep.note_files(files.all())
@@ -132,15 +133,17 @@ def _num_parallel(batch: MicroBatch) -> int:
     return max(1, min(MAX_PARALLEL, batch.spark.sparkContext.defaultParallelism))
 
 
-def _meets_checkpoint(transaction: Transaction) -> bool:
-    """Whether the batch has written a checkpoint of the log, or a compaction would have to.
+def _meets_checkpoint(batch: MicroBatch, transaction: Transaction) -> bool:
+    """Whether the batch has written a checkpoint of the log or computed the state for it, or a compaction would do so.
 
-    A checkpoint takes as long as a few batches: with a compaction beside it, a batch would take longer than readers of
-    its figures expect. The next batch can compact as well.
+    Each takes as long as a batch or two: with a compaction beside it, a batch would take longer than readers of its
+    figures expect, and between the two a compaction would let the state be computed twice. A later batch can compact as
+    well. In a table with many checkpoints there would be no time left for compactions.
     """
-    version = transaction.version
-    interval = int(transaction.properties.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
-    return version > 0 and interval >= _CHECKPOINT_INTERVAL and version % interval in (0, interval - 1)
+    if batch.caches.has_checkpoint_beside:
+        return True
+    version, interval = transaction.version, interval_of(transaction)
+    return version > 0 and interval >= DEFAULT_INTERVAL and version % interval in (0, interval - 1)
 
 
 def _follow(batch: MicroBatch, last: StagedAttempt, compaction: Compaction, upkeep: Upkeep) -> None:

@@ -10,6 +10,7 @@ from stream_merge.batch.attempts import checked_plan, first_attempt, next_attemp
 from stream_merge.batch.caches import AlteredMeanwhileError
 from stream_merge.batch.column_checks import check_columns
 from stream_merge.batch.commit import Committed, only_call, retried_commit
+from stream_merge.batch.log_checkpoint import checkpointed_beside
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.overwrite import overwrite
 from stream_merge.batch.report import report, report_merged, report_skipped
@@ -63,8 +64,12 @@ def write(batch: MicroBatch, target: Target, clauses: tuple[Clause, ...]) -> Mer
     self_read = find_self_read(target.table, batch.frame, batch.query)
     _check_self_read(batch, self_read, target.transaction.version)
     if batch.is_complete:
-        return report(batch, overwrite(batch, target, self_read), plan)
-    return report_merged(batch, merge(batch, target, clauses, plan, self_read))
+        with checkpointed_beside(batch, target.transaction):
+            overwritten = overwrite(batch, target, self_read)
+        return report(batch, overwritten, plan)
+    with checkpointed_beside(batch, target.transaction):
+        merged = merge(batch, target, clauses, plan, self_read)
+    return report_merged(batch, merged)
 
 
 def skip(batch: MicroBatch, target: Target) -> MergeResult:

@@ -122,6 +122,21 @@ class Transaction:
         """Let Delta compute the table's state, if a call needs it, in a number of tasks that suits the log."""
         return snapshot_partitions(self.table.spark, self._checkpoint_bytes)
 
+    @property
+    def num_commits_since_checkpoint(self) -> int:
+        """The number of commits since the newest checkpoint of the log."""
+        return self.version - max(0, int(self.snapshot.logSegment().checkpointProvider().version()))
+
+    def write_checkpoint(self) -> None:
+        """Write a checkpoint of the version that is read, and clean up the log, as Delta does after a commit."""
+        with self._few_tasks():
+            self.table.log.checkpoint(self.snapshot, option(self.jvm, self.table.catalog_table))
+
+    def without_checkpoint(self) -> None:
+        """Let the commit write no checkpoint of the log, whatever its version."""
+        hook = scala_object(self.jvm, "org.apache.spark.sql.delta.hooks.CheckpointHook")
+        self.handle.unregisterPostCommitHooksWhere(seq(self.jvm, [hook]).toSet())
+
     @cached_property
     def _checkpoint_bytes(self) -> int | None:
         """Size of the newest checkpoint; None for the v2 policy, where the checkpoint only names its files."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 SHARE = 0.1
 """Maintenance takes at most this share of the time of the merges."""
 
-PIECE_BATCHES = 2.0
+PIECE_BATCHES = 1.7
 """A piece of maintenance should take so many times as long as a usual batch. Less would be spent on its fixed costs,
 and more would be a batch that stands out."""
 

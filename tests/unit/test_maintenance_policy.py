@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream_merge.maintenance.account import SHARE, Account
+from stream_merge.maintenance.account import LEAST_BYTES_PER_SECOND, SHARE, Account
 from stream_merge.maintenance.policy import MIN_FILES, bins, live_bytes, target_bytes_of, within
 from stream_merge.maintenance.upkeep import account_from_log
 from stream_merge.table.files import DataFile
@@ -186,7 +186,7 @@ class TestAccount:
             if account.is_due:
                 work = account.affordable_bytes(account.piece_seconds)
                 account.maintained(2.0 + work / 20e6, work)
-        assert account.affordable_bytes(account.piece_seconds) >= 4e6
+        assert account.affordable_bytes(account.piece_seconds) == pytest.approx(0.7 * LEAST_BYTES_PER_SECOND)
 
     def test_one_slow_batch_does_not_put_maintenance_off(self):
         account = Account()
