@@ -66,6 +66,7 @@ class SinkCaches:
         upkeep: What maintenance knows of the table.
         checkpoint_tried: The version of which a checkpoint of the log was last begun beside a batch.
         has_checkpoint_beside: Whether that was beside the last batch.
+        owes_checkpoint: Whether a commit of this sink has left one to its next batch.
         counts: The numbers of rows and special changes in the last batch, if they were counted.
         cleaned_ms: When what killed attempts left behind was looked for last, in milliseconds since the epoch.
     """
@@ -81,6 +82,7 @@ class SinkCaches:
     checked_log_stores: set[str] = field(default_factory=set)
     checkpoint_tried: int = 0
     has_checkpoint_beside: bool = False
+    owes_checkpoint: bool = False
     counts: Mapping[str, Any] | None = None
     cleaned_ms: int = 0
     upkeep: Upkeep = field(default_factory=Upkeep)

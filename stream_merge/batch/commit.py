@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from stream_merge.batch.log_checkpoint import is_left_to_next_batch
+from stream_merge.batch.log_checkpoint import is_left_to_next_batch, note_commit
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.target import Target
 from stream_merge.bridge import sessions
@@ -120,6 +120,8 @@ def retried_commit(
     last, version = until_settled(first, commit=commit, settle=settled, again=again, retries=retries)
     if version is None and (call := _call(batch, table, last.transaction.table_id)) is not None:
         call.check_own()
+    if version is not None:
+        note_commit(batch, last.transaction, version)
     return Committed(last=last, version=version, counts=counts, retries=retries)
 
 

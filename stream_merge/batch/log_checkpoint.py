@@ -1,8 +1,8 @@
 """Writes the checkpoint of a table's log beside a micro-batch, instead of after the commit of the one before.
 
 Delta writes one after every tenth commit, and the commit waits for it: it takes as long as two or three micro-batches.
-Here the next micro-batch writes it while it merges. The log itself tells that a checkpoint is due, so if this process
-ends before, the next one sees it, too.
+Here the next micro-batch of the same sink writes it while it merges. The log itself tells that a checkpoint is due, so
+if the process ends before, the next one sees it, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def checkpointed_beside(batch: MicroBatch, transaction: Transaction) -> Iterator
     if not caches.has_checkpoint_beside:
         yield
         return
-    caches.checkpoint_tried = transaction.version
+    caches.checkpoint_tried, caches.owes_checkpoint = transaction.version, False
     task = BackgroundTask(batch.spark, f"{batch.name}: checkpoint of the log", transaction.write_checkpoint)
     task.start()
     try:
@@ -58,16 +58,31 @@ def is_left_to_next_batch(transaction: Transaction) -> bool:
     return interval_of(transaction) >= DEFAULT_INTERVAL
 
 
+def note_commit(batch: MicroBatch, transaction: Transaction, version: int) -> None:
+    """Take note of a commit of the batch, to which a checkpoint may belong.
+
+    Args:
+        batch: The batch.
+        transaction: The version that it read.
+        version: The version that it made.
+    """
+    if is_left_to_next_batch(transaction) and version % interval_of(transaction) == 0:
+        batch.caches.owes_checkpoint = True
+
+
 def interval_of(transaction: Transaction) -> int:
     """Return after how many commits the table's log gets a checkpoint."""
     return int(transaction.properties.get("delta.checkpointInterval", DEFAULT_INTERVAL))
 
 
 def _is_due(batch: MicroBatch, transaction: Transaction) -> bool:
-    interval, tried = interval_of(transaction), batch.caches.checkpoint_tried
-    return (
-        is_left_to_next_batch(transaction)
-        and transaction.num_commits_since_checkpoint >= interval
-        # What has failed is not tried again in every batch. Another table in the same place begins with low versions.
-        and not tried <= transaction.version < tried + interval
-    )
+    if not is_left_to_next_batch(transaction):
+        return False
+    interval, caches = interval_of(transaction), batch.caches
+    # Where others write to the table as well, whoever has made the tenth commit writes it: two at a time would not harm
+    # the log, but fill theirs with warnings. It may have ended, as the process before this one has.
+    is_own = caches.owes_checkpoint or caches.committed is None
+    num_commits = transaction.num_commits_since_checkpoint
+    # What has failed is not tried again in every batch. Another table in the same place begins with low versions.
+    is_too_early = caches.checkpoint_tried <= transaction.version < caches.checkpoint_tried + interval
+    return num_commits >= (interval if is_own else interval * 3 // 2) and not is_too_early

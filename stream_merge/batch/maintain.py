@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stream_merge.batch.log_checkpoint import DEFAULT_INTERVAL, interval_of, is_left_to_next_batch
+from stream_merge.batch.log_checkpoint import DEFAULT_INTERVAL, interval_of, is_left_to_next_batch, note_commit
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.staging import StagedAttempt
 from stream_merge.bridge import sessions
@@ -118,6 +118,7 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
             return {}
         with sessions.job_description(batch.spark, f"{batch.name}: compact"):
             compaction = compact(transaction, chosen, clock, max_parallel=num_parallel)
+            note_commit(batch, transaction, compaction.version)
             _follow(batch, last, compaction, upkeep)
     finally:
         account.maintained(clock() - started, sum(one.work_bytes for one in chosen))

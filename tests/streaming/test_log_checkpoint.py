@@ -52,6 +52,32 @@ def test_it_comes_with_the_next_batch_whichever_run_that_is(
     assert sorted(map(tuple, read_rows(target))) == count(*batches, [(0, 1)])
 
 
+def test_that_of_another_writer_is_left_to_it_for_a_while(
+    spark: SparkSession,
+    tmp_path: Path,
+    create_table: CreateTable,
+    create_source: Callable[..., DataFrame],
+    read_rows: Callable[[str], list[Row]],
+    deletion_vectors: bool,
+):
+    target = create_table(SCHEMA, deletion_vectors=deletion_vectors)
+    changes = ChangeFiles(tmp_path / "changes")
+    changes.add(*[[(n, n)] for n in range(12)])
+    sink, other = counting_sink(target), merge_sink(target, keys="id")
+    found = []
+
+    def merge(frame: DataFrame, batch_id: int) -> None:
+        sink(frame, batch_id)
+        if batch_id < 5:
+            # The tenth commit is its last.
+            other.merge(create_source(SCHEMA, [(100, batch_id)]))
+        found.append((latest_version(target), checkpoints(target)))
+
+    start(changes.stream(spark), merge, tmp_path / "checkpoint").awaitTermination()
+    assert found[4:] == [*[(version, []) for version in range(10, 16)], (16, [15]), (17, [15])]
+    assert sorted(map(tuple, read_rows(target))) == [*((n, n) for n in range(12)), (100, 4)]
+
+
 def test_a_table_that_wants_more_has_them_at_once(
     create_table: CreateTable, create_source: Callable[..., DataFrame], deletion_vectors: bool
 ):
