@@ -235,7 +235,10 @@ def planned_reduction(reduction: Reduction) -> Iterator[PlannedReduction]:
         frame = _reducer(reduction)(reduction, stack)
         # The changes that hand values on are joined in many small stages.
         at_once = changes.moves is not None and changes.moves.is_small
-        persist = partial(persisted, frame, in_one_task=is_small, at_once=at_once, number=SOURCE_ID)
+        # Nothing else is read, then.
+        is_alone = changes.moves is None and not changes.bound.is_keyless
+        is_one_task = is_small or (is_alone and _are_few(changes.num_rows))
+        persist = partial(persisted, frame, in_one_task=is_one_task, at_once=at_once, number=SOURCE_ID)
         yield PlannedReduction(reduction=reduction, persist=persist, rows=stack.enter_context(persist()))
 
 
@@ -315,4 +318,8 @@ def _folded(reduction: Reduction, described: DataFrame) -> DataFrame:
 
 def in_one_task(rows: DataFrame, num_rows: int | None) -> DataFrame:
     """Let one task choose among few rows, which needs no shuffle, where they are kept and were counted."""
-    return rows.coalesce(1) if num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS else rows
+    return rows.coalesce(1) if _are_few(num_rows) else rows
+
+
+def _are_few(num_rows: int | None) -> bool:
+    return num_rows is not None and num_rows <= MAX_UNSHUFFLED_ROWS
