@@ -315,9 +315,9 @@ def with_schema_changes(
     if changes.needs_evolution:
         config = replace(config, merge_schema=True)
     config = _with_columns(config, changes)
-    others = _with_its_values(batch, changes)
-    if config.unchanged_columns is not None and others:
-        config = replace(config, unchanged_columns=_with_others(config.unchanged_columns, others))
+    if config.unchanged_columns is not None and config.schema_changes == "lenient":
+        others = _with_its_values(batch, changes)
+        config = replace(config, unchanged_columns=_with_others(config.unchanged_columns, others)) if others else config
     return config, batch
 
 
