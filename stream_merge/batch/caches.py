@@ -100,6 +100,8 @@ class SinkCaches:
             lock=self.lock,
             committed=self.committed,
             checked_log_stores=self.checked_log_stores,
+            checkpoint_tried=self.checkpoint_tried,
+            owes_checkpoint=self.owes_checkpoint,
             cleaned_ms=self.cleaned_ms,
             upkeep=self.upkeep,
             _sessions=self._sessions,

@@ -76,13 +76,12 @@ def interval_of(transaction: Transaction) -> int:
 
 
 def _is_due(batch: MicroBatch, transaction: Transaction) -> bool:
-    if not is_left_to_next_batch(transaction):
-        return False
     interval, caches = interval_of(transaction), batch.caches
+    # What has failed is not tried again in every batch. Another table in the same place begins with low versions.
+    is_too_early = caches.checkpoint_tried <= transaction.version < caches.checkpoint_tried + interval
+    if is_too_early or not is_left_to_next_batch(transaction):
+        return False
     # Where others write to the table as well, whoever has made the tenth commit writes it: two at a time would not harm
     # the log, but fill theirs with warnings. It may have ended, as the process before this one has.
     is_own = caches.owes_checkpoint or caches.committed is None
-    num_commits = transaction.num_commits_since_checkpoint
-    # What has failed is not tried again in every batch. Another table in the same place begins with low versions.
-    is_too_early = caches.checkpoint_tried <= transaction.version < caches.checkpoint_tried + interval
-    return num_commits >= (interval if is_own else interval * 3 // 2) and not is_too_early
+    return transaction.num_commits_since_checkpoint >= (interval if is_own else interval * 3 // 2)

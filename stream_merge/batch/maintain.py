@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stream_merge.batch.log_checkpoint import DEFAULT_INTERVAL, interval_of, is_left_to_next_batch, note_commit
+from stream_merge.batch.log_checkpoint import interval_of, is_left_to_next_batch
 from stream_merge.batch.micro_batch import MicroBatch
 from stream_merge.batch.staging import StagedAttempt
 from stream_merge.bridge import sessions
@@ -98,8 +98,6 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
         transaction = last.transaction.table.begin()
         if _meets_checkpoint(batch, transaction):
             return {}
-        if is_left_to_next_batch(transaction):
-            transaction.without_checkpoint()
         check_supported(batch.config.target, transaction.metadata, transaction.protocol, transaction.schema)
         files = batch.caches.active_files(transaction)
         upkeep.note_files(files.all())
@@ -118,7 +116,6 @@ def _compacted(batch: MicroBatch, last: StagedAttempt, upkeep: Upkeep) -> dict[s
             return {}
         with sessions.job_description(batch.spark, f"{batch.name}: compact"):
             compaction = compact(transaction, chosen, clock, max_parallel=num_parallel)
-            note_commit(batch, transaction, compaction.version)
             _follow(batch, last, compaction, upkeep)
     finally:
         account.maintained(clock() - started, sum(one.work_bytes for one in chosen))
@@ -141,10 +138,9 @@ def _meets_checkpoint(batch: MicroBatch, transaction: Transaction) -> bool:
     figures expect, and between the two a compaction would let the state be computed twice. A later batch can compact as
     well. In a table with many checkpoints there would be no time left for compactions.
     """
-    if batch.caches.has_checkpoint_beside:
-        return True
     version, interval = transaction.version, interval_of(transaction)
-    return version > 0 and interval >= DEFAULT_INTERVAL and version % interval in (0, interval - 1)
+    computes_state = version > 0 and version % interval in (0, interval - 1)
+    return batch.caches.has_checkpoint_beside or (is_left_to_next_batch(transaction) and computes_state)
 
 
 def _follow(batch: MicroBatch, last: StagedAttempt, compaction: Compaction, upkeep: Upkeep) -> None:

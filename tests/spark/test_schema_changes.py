@@ -396,6 +396,16 @@ def test_a_change_leaves_the_column_alone_that_has_the_values_of_another(create_
 
 
 @pytest.mark.any_strategy
+@pytest.mark.parametrize(("mode", "left"), [("evolve", None), ("lenient", "b")])
+def test_only_lenient_gives_such_names_a_meaning(create_table, create_source, read_rows, mode, left):
+    path = create_table("id INT, a INT, a__string STRING")
+    sink = following(path, mode, unchanged_columns="unsent", except_columns=["unsent", "s"])
+    sink.merge(create_source("id INT, a INT, a__string STRING, s INT, unsent ARRAY<STRING>", [(1, 1, "b", 1, None)]))
+    sink.merge(create_source("id INT, a INT, s INT, unsent ARRAY<STRING>", [(1, None, 2, ["a"])]))
+    assert read_rows(path, "id", "a", "a__string") == [(1, 1, left)]
+
+
+@pytest.mark.any_strategy
 @pytest.mark.parametrize(
     "options",
     [

@@ -327,15 +327,22 @@ def test_plans_are_written_for_the_ui_in_the_short_format_unless_the_user_has_ch
     assert session.conf.get("spark.sql.ui.explainMode") == mode
 
 
+@pytest.fixture
+def works_in_clone(spark: SparkSession) -> Iterator[None]:
+    """Without adaptive execution, as in streams of Spark 4.1, the merge works in a clone of the session."""
+    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    yield
+    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+
+
 @pytest.mark.core
 @pytest.mark.any_strategy
+@pytest.mark.usefixtures("works_in_clone")
 def test_a_function_that_is_registered_anew_counts_from_the_next_batch(
     spark: SparkSession, create_table: CreateTable, create_source, read_rows, deletion_vectors: bool
 ):
-    """Without adaptive execution, as in streams of Spark 4.1, the merge works in a clone of the session."""
     path = create_table("id INT, v STRING", deletion_vectors=deletion_vectors)
-    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
-    spark.conf.set("spark.sql.adaptive.enabled", "false")
     try:
         sink = merge_sink(path, keys="id", delete_when="is_gone(id)", expect={"good": "is_good(v)"})
         for limit in (1, 2, 3):
@@ -344,18 +351,16 @@ def test_a_function_that_is_registered_anew_counts_from_the_next_batch(
             sink.merge(create_source("id INT, v STRING", [(key, f"{limit}") for key in range(1, 5)]))
             assert [tuple(row) for row in read_rows(path)] == [(key, f"{limit}") for key in range(1, limit + 1)]
     finally:
-        spark.conf.set("spark.sql.adaptive.enabled", adaptive)
         for name in ("is_gone", "is_good"):
             spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")
 
 
 @pytest.mark.any_strategy
+@pytest.mark.usefixtures("works_in_clone")
 def test_a_function_of_the_catalog_that_is_replaced_counts_from_the_next_batch(
     spark: SparkSession, create_table: CreateTable, create_source, read_rows, deletion_vectors: bool
 ):
     path = create_table("id INT, v STRING", deletion_vectors=deletion_vectors)
-    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
-    spark.conf.set("spark.sql.adaptive.enabled", "false")
     try:
         sink = merge_sink(path, keys="id", quarantine=f"{path}_bad", expect={"good": "is_good(id)"})
         for limit in (1, 2, 3):
@@ -363,5 +368,4 @@ def test_a_function_of_the_catalog_that_is_replaced_counts_from_the_next_batch(
             sink.merge(create_source("id INT, v STRING", [(key, f"{limit}") for key in range(1, 5)]))
             assert [tuple(row) for row in read_rows(path)] == [(key, f"{limit}") for key in range(1, limit + 1)]
     finally:
-        spark.conf.set("spark.sql.adaptive.enabled", adaptive)
         spark.sql("DROP FUNCTION IF EXISTS is_good")
