@@ -26,22 +26,26 @@ def checkpoints(path: str) -> list[int]:
 
 
 @pytest.mark.core
+@pytest.mark.every_case
+@pytest.mark.parametrize(("ends", "expected"), [([10, 11, 13], [[], [10], [10]]), ([11], [[10]])], ids=["runs", "run"])
 def test_it_comes_with_the_next_batch_whichever_run_that_is(
     spark: SparkSession,
     tmp_path: Path,
     create_table: CreateTable,
     read_rows: Callable[[str], list[Row]],
     deletion_vectors: bool,
+    ends: list[int],
+    expected: list[list[int]],
 ):
     target = create_table(SCHEMA, deletion_vectors=deletion_vectors)
-    changes, batches = ChangeFiles(tmp_path / "changes"), [[(n % 3, n), (10 + n, 1)] for n in range(13)]
+    changes, batches = ChangeFiles(tmp_path / "changes"), [[(n % 3, n), (10 + n, 1)] for n in range(ends[-1])]
     found = []
-    for begin, end in ((0, 10), (10, 11), (11, 13)):
-        changes.add(*batches[begin:end])
+    for end in ends:
+        changes.add(*batches[latest_version(target) : end])
         start(changes.stream(spark), counting_sink(target), tmp_path / "checkpoint").awaitTermination()
         assert latest_version(target) == end
         found.append(checkpoints(target))
-    assert found == [[], [10], [10]]
+    assert found == expected
     # All that they stand for is in them.
     for version in range(10):
         Path(target, "_delta_log", f"{version:020d}.json").unlink()
