@@ -28,7 +28,7 @@ from stream_merge.debezium.envelope import (
 )
 from stream_merge.debezium.fields import Columns, Field, resolve_columns
 from stream_merge.debezium.header_keys import PARSE_OPTIONS, mark_digits
-from stream_merge.debezium.keys import learn_keys
+from stream_merge.debezium.keys import ROUTED_FROM, learn_keys
 from stream_merge.debezium.rows import decode_values, select_changes
 from stream_merge.debezium.schemas import NOTHING_TOLD, LearntColumns, Spelling, learn_columns, schema_sum
 from stream_merge.debezium.settings import CHANGE_COL, Settings
@@ -41,6 +41,8 @@ logger: logging.Logger = logging.getLogger("stream_merge")
 
 OLD_KEY_HEADER = "__debezium.oldkey"
 NEW_KEY_HEADER = "__debezium.newkey"
+
+_OF_ROUTER = ": ByLogicalTableRouter adds it to the records' keys, so give it as a STRING among the columns"
 
 _plans = KeptPlans(max_columns=1000)
 """How the records of each table are decoded: a pipeline decodes those of all its tables in every micro-batch."""
@@ -122,6 +124,7 @@ def changes(
         if columns is None:
             raise ConfigError([NOTHING_TOLD])
     if isinstance(columns, LearntColumns):
+        columns = columns if keys is None else columns.for_keys(keys)
         fields, spellings = columns.fields, columns.spellings
         keys = columns.told_keys.checked() if keys is None else keys
         if columns.num_unmarked_deletes and not keep_tombstones:
@@ -170,7 +173,11 @@ def _check_records(records: DataFrame) -> None:
 
 def _check_keys(fields: Mapping[str, Field], keys: Sequence[str]) -> tuple[str, ...]:
     names = (keys,) if isinstance(keys, str) else tuple(keys)
-    faults = [f"key {name!r} is not among the columns {', '.join(fields)}" for name in names if name not in fields]
+    faults = [
+        f"key {name!r} is not among the columns {', '.join(fields)}" + (_OF_ROUTER if name == ROUTED_FROM else "")
+        for name in names
+        if name not in fields
+    ]
     if any(name.lower() == CHANGE_COL for name in fields):
         faults.append(f"a column is called {CHANGE_COL!r}, the name of the struct that describes a change; rename it")
     if faults:

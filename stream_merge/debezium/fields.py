@@ -68,6 +68,8 @@ class Field:
         element: The elements of an array, or the values of a map, if this field does not describe them.
         fields: The fields of a struct, by name, if their types do not describe them.
         sent_as: The name of the column in the messages, if that is another one.
+        is_in_key_only: Whether records have the value in their key alone, and not in their row. `learn_columns` finds
+            such columns: Debezium's ByLogicalTableRouter, for example, adds to the key which table a record is from.
     """
 
     type: str | T.DataType
@@ -79,6 +81,7 @@ class Field:
     element: Field | None = None
     fields: Mapping[str, Field] | None = None
     sent_as: str | None = None
+    is_in_key_only: bool = False
 
     @property
     def data_type(self) -> T.DataType:

@@ -22,6 +22,8 @@ NO_KEYS_TOLD = "no record tells the keys, since a TRUNCATE has none; give keys=,
 
 NO_KEYS = ("null", '{"schema":null,"payload":null}')
 """How converters write that there is no key, besides not writing one."""
+ROUTED_FROM = "__dbz__physicalTableIdentifier"
+"""What Debezium's ByLogicalTableRouter adds to a record's key: the table of the source, one of several of a topic."""
 _HAS_NO_KEY = "key_text IS NULL AND NOT is_tombstone"
 POSITIONS = ("lsn", "pos", "change_lsn", "commit_lsn", "scn")
 """Fields of `source` of which each connector that knows the place of a change in the source's log sends one."""
@@ -135,6 +137,20 @@ def told_keys(rows: Sequence[Row], known: tuple[str, ...] | None) -> ToldKeys:
         )
     told = _without_key(topic, {row["row_kind"] for row in rows})
     return ToldKeys(known) if told == ToldKeys() else told
+
+
+def key_members(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return the columns in the newest key of groups of records, as Kafka Connect describes them.
+
+    Args:
+        rows: The groups, the oldest first, each with `KEY_PARTS`.
+    """
+    newest = next((row for row in reversed(rows) if _names_in(row)), None)
+    if newest is None:
+        return {}
+    if newest["key_schema"] is None:
+        return {name: {"field": name, "type": "string"} for name in newest["key_names"]}
+    return {member["field"]: member for member in _schema(newest).get("fields", ())}
 
 
 def _without_key(topic: str, kinds: set[str | None]) -> ToldKeys:

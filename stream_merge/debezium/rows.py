@@ -92,7 +92,13 @@ def _other_keys(settings: Settings) -> dict[str, str]:
     fields = [settings.fields[name] for name in settings.keys]
     found = {}
     for other in ("old", "new"):
-        decoded = [decode_key(f"{other}_key.f{p}", field, settings.handling) for p, field in enumerate(fields)]
+        decoded = [
+            # What the rows do not have was not changed.
+            decode(f"t{position}", field, settings.handling)
+            if field.is_in_key_only
+            else decode_key(f"{other}_key.f{p}", field, settings.handling)
+            for p, (position, field) in enumerate(zip(settings.key_positions, fields, strict=True))
+        ]
         values = ", ".join(f"'f{p}', {value}" for p, value in enumerate(decoded))
         found[other] = rarely(f"{other}_key IS NOT NULL", f"named_struct({values})")
     return found

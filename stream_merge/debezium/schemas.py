@@ -17,7 +17,7 @@ from stream_merge.debezium.connect_types import field_of
 from stream_merge.debezium.decode_errors import decodable, first_decode_error
 from stream_merge.debezium.envelope import DELETED, is_envelope
 from stream_merge.debezium.fields import PLAIN, Field
-from stream_merge.debezium.keys import KEY_PARTS, NO_KEYS_TOLD, ToldKeys, told_keys, with_key_parts
+from stream_merge.debezium.keys import KEY_PARTS, NO_KEYS_TOLD, ToldKeys, key_members, told_keys, with_key_parts
 from stream_merge.debezium.spelling import IS_TOMBSTONE
 from stream_merge.errors import ConfigError
 from stream_merge.widening import wider
@@ -80,6 +80,19 @@ class LearntColumns:
     def told_keys(self) -> ToldKeys:
         """What the records tell of the keys."""
         return ToldKeys(self.keys, self.key_fault)
+
+    def for_keys(self, keys: Sequence[str]) -> LearntColumns:
+        """Return the columns for other keys, without those that only the records' keys have and these do not."""
+        names = (keys,) if isinstance(keys, str) else keys
+        left_out = {name for name, field in self.fields.items() if field.is_in_key_only} - {*names}
+        if not left_out:
+            return self
+
+        def kept(fields: Mapping[str, Field]) -> dict[str, Field]:
+            return {name: field for name, field in fields.items() if name not in left_out}
+
+        spellings = tuple(replace(spelling, fields=kept(spelling.fields)) for spelling in self.spellings)
+        return replace(self, fields=kept(self.fields), spellings=spellings)
 
 
 def schema_sum() -> str:
@@ -177,8 +190,9 @@ def learn_columns(
         if all(schema.sum in new for schema in sent[oldest:]):
             raise
         spellings = _spellings([schema for schema in sent if schema.sum in new], mixed_as_text=mixed_as_text)
-    fields = spellings[-1].fields
     keys = told_keys(rows, None if known is None else known.keys)
+    spellings = _with_fields_of_key(spellings, keys.names or (), rows, known)
+    fields = spellings[-1].fields
     for key in keys.names or ():
         if renamed is not None and key in {*renamed, *renamed.values()}:
             raise ConfigError([f"the key {key!r} cannot be renamed; leave it out, or write to a new table"])
@@ -191,6 +205,22 @@ def learn_columns(
         num_unmarked_deletes=_num_unmarked_deletes(num_tombstones, sent),
         key_fault=keys.fault,
     )
+
+
+def _with_fields_of_key(
+    spellings: Sequence[Spelling], keys: Sequence[str], rows: Sequence[Row], known: LearntColumns | None
+) -> tuple[Spelling, ...]:
+    """Return spellings that have the key columns, too, which are in the records' keys and not in their rows."""
+    lacking = [name for name in keys if name not in spellings[-1].fields]
+    if not lacking:
+        return tuple(spellings)
+    members, earlier = key_members(rows), {} if known is None else known.fields
+    found = {
+        name: replace(field_of(members[name]), is_in_key_only=True) if name in members else earlier[name]
+        for name in lacking
+        if name in members or name in earlier
+    }
+    return tuple(replace(spelling, fields={**spelling.fields, **found}) for spelling in spellings)
 
 
 def _known_columns(

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from stream_merge import ConfigError, RouterError, debezium, merge_router, merge_sink
 from stream_merge.cli.discover.findings import key_row
 from stream_merge.cli.query.messages import SampledRecord, message_of
+from stream_merge.debezium.keys import ROUTED_FROM as SHARD
 from stream_merge.debezium.keys import ToldKeys, told_keys, with_key_parts
 from stream_merge.errors import ConfigurationChangedError
 from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record, with_schema
@@ -236,3 +237,57 @@ def test_what_learn_may_return(spark):
             sink.merge(rows)
     with pytest.raises(ConfigError, match="the rows have no struct _change"):
         merge_sink("/none", learn=debezium.learn_options).merge(rows)
+
+
+def test_shards_that_come_as_one_topic(spark, tmp_path, read_rows):
+    """As ByLogicalTableRouter sends them: the key alone tells which table a row is from."""
+    identifier = {"field": SHARD, "type": "string"}
+    name = {"field": "name", "type": "string", "optional": True}
+    parts = [
+        {"type": "struct", "field": image, "optional": True, "fields": [ID, name]} for image in ("before", "after")
+    ]
+    parts += [{"field": "op", "type": "string"}, {"type": "struct", "field": "source", "fields": []}]
+
+    def of_shard(shard, number, value, **headers):
+        key = with_schema([ID, identifier], {"id": number, SHARD: shard})
+        return record(key, with_schema(parts, value) if value else None, **headers)
+
+    def row(op, number, text, lsn):
+        images = (None, {"id": number}) if op == "d" else ({"id": number, "name": text}, None)
+        return envelope(op, *images, connector="postgresql", snapshot="false", lsn=lsn)
+
+    path = str(tmp_path / "t")
+    sink = merge_sink(path, learn=debezium.learn_options, create_if_missing=True, app_id="shards")
+    learnt = None
+
+    def merge(number, *records):
+        nonlocal learnt
+        frame = frame_of(spark, *records)
+        learnt = debezium.learn_columns(frame, learnt)
+        sink(debezium.changes(frame, learnt), number)
+        return [tuple(row) for row in read_rows(path, "id", SHARD, "name")]
+
+    assert merge(0, *(of_shard(shard, 1, row("c", 1, shard, lsn)) for shard, lsn in (("s1", 5), ("s2", 3)))) == [
+        (1, "s1", "s1"),
+        (1, "s2", "s2"),
+    ]
+    assert learnt.fields[SHARD].is_in_key_only
+    # Only records without a value, whose keys have no schema part.
+    assert merge(1, record({"id": 1, SHARD: "s1"}, None)) == [(1, "s1", "s1"), (1, "s2", "s2")]
+    # The headers have the key as the connector sent it.
+    moved = (
+        of_shard("s2", 1, row("d", 1, None, 20), **{"__debezium.newkey": {"id": 2}}),
+        of_shard("s2", 2, row("c", 2, PLACEHOLDER, 20), **{"__debezium.oldkey": {"id": 1}}),
+    )
+    assert merge(2, *moved, of_shard("s1", 2, row("c", 2, "b", 6))) == [
+        (1, "s1", "s1"),
+        (2, "s1", "b"),
+        (2, "s2", "s2"),
+    ]
+    # Without the identifier, what tells one shard from another is no column.
+    create = of_shard("s1", 1, row("c", 1, "a", 1))
+    assert debezium.changes(frame_of(spark, create), learnt, ["id"]).columns == ["id", "name", "_change"]
+    assert merge(3, of_shard("s1", 2, row("d", 2, None, 30)), of_shard("s1", 1, row("u", 1, "new", 31))) == [
+        (1, "s1", "new"),
+        (2, "s2", "s2"),
+    ]

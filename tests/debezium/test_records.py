@@ -10,6 +10,7 @@ from pyspark.sql import types as T
 
 from stream_merge import ConfigError, debezium
 from stream_merge.debezium import rows
+from stream_merge.debezium.keys import ROUTED_FROM as SHARD
 from tests.debezium.records import PLACEHOLDER, SCHEMA, base64_of, decode, envelope, frame_of, record, with_schema
 
 COLUMNS = "id BIGINT, name STRING, price DECIMAL(5, 2)"
@@ -300,7 +301,8 @@ def test_the_columns_of_an_existing_table_are_taken_with_what_their_types_do_not
 def test_what_is_wrong_with_a_call_is_said_before_any_record_is_read(spark):
     records = frame_of(spark)
     for match, columns, keys, options in (
-        ("key 'x' is not among the columns id, name, price", COLUMNS, ["x"], {}),
+        ("key 'x' is not among the columns id, name, price$", COLUMNS, ["x"], {}),
+        ("key '__dbz__physicalTableIdentifier' is not .* price: ByLogicalTableRouter adds it", COLUMNS, [SHARD], {}),
         ("a column is called '_change'", "id INT, _change STRING", ["id"], {}),
         ("semantic type 'Nonsense' is unknown", {"id": debezium.Field("INT", "Nonsense")}, ["id"], {}),
         ("format is 'avro'", COLUMNS, ["id"], {"format": "avro"}),
