@@ -150,7 +150,7 @@ def key_members(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         return {}
     if newest["key_schema"] is None:
         return {name: {"field": name, "type": "string"} for name in newest["key_names"]}
-    return {member["field"]: member for member in _schema(newest).get("fields", ())}
+    return {m["field"]: m for m in _schema(newest).get("fields", ()) if isinstance(m.get("type"), str)}
 
 
 def _without_key(topic: str, kinds: set[str | None]) -> ToldKeys:

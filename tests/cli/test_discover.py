@@ -8,6 +8,7 @@ from stream_merge.cli.discover.columns import sent_columns
 from stream_merge.cli.discover.findings import Family, examine
 from stream_merge.cli.discover.sample import is_chosen, sample_ranges
 from stream_merge.cli.query.messages import SampledRecord
+from stream_merge.debezium.keys import ROUTED_FROM
 from tests.cli.sampled_records import ID, ID_KEY, ROW, captured, described, envelope, record
 from tests.debezium.captures import CAPTURES
 from tests.debezium.cloud_events import event_of
@@ -200,6 +201,25 @@ def test_topics_without_rows_are_recognised_by_their_records(kind, key, value):
 @pytest.mark.parametrize("key", [b"task-17", b"status-task-x", b"connector-a", {"serverName": "a"}])
 def test_rows_with_such_keys_are_rows(key):
     assert found(record(key, {"id": 17, "state": "open"})).foreign is None
+
+
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_shards_that_come_as_one_topic(has_schema):
+    key = {"id": 1, ROUTED_FROM: "shop_1.public.t"}
+    with_types = with_schema([ID, {"field": ROUTED_FROM, "type": "string"}], key)
+    finding = found(record(with_types, described([ID])) if has_schema else record(key, envelope()))
+    assert (finding.faults, finding.keys) == ((), ("id", ROUTED_FROM))
+    if has_schema:
+        assert finding.columns == {"id": "BIGINT", ROUTED_FROM: "STRING"}
+        return
+    sent = [(name, each.type) for name, each in finding.sent.items()]
+    assert sent == [("id", "BIGINT"), ("name", "STRING"), (ROUTED_FROM, "STRING")]
+
+
+def test_a_key_whose_schema_cannot_be_read():
+    key = with_schema([ID, {"field": "part", "type": "nonsense"}], {"id": 1, "part": 1})
+    (fault,) = found(record(key, described([ID]))).faults
+    assert fault.startswith("the schema part of its key cannot be read: ")
 
 
 def test_columns_as_they_were_sent():

@@ -21,7 +21,7 @@ from stream_merge.cli.discover.columns import (
 from stream_merge.cli.discover.foreign import find_foreign
 from stream_merge.cli.query.messages import META_PREFIX, Message, SampledRecord, Shape, message_of, parsed
 from stream_merge.debezium.envelope import DELETED
-from stream_merge.debezium.keys import NO_KEYS, POSITIONS, ToldKeys, told_keys
+from stream_merge.debezium.keys import NO_KEYS, POSITIONS, ROUTED_FROM, ToldKeys, key_members, told_keys
 from stream_merge.debezium.schemas import row_members
 from stream_merge.errors import ConfigError
 
@@ -129,7 +129,7 @@ class _Topic:
         told = ToldKeys()
         if family is not None:
             faults, columns, sent, modes = self._columns(family, faults, notes)
-            told = self._keys(family, columns or sent or {})
+            told = self._keys(family, columns, sent)
             if told.fault is not None:
                 faults.append(told.fault)
             notes += self._notes(family, told)
@@ -221,11 +221,22 @@ class _Topic:
         found = [name_fault(sent), *(f"its column {name} {each.fault}" for name, each in sent.items() if each.fault)]
         return [*faults, *filter(None, found)], None, sent, None
 
-    def _keys(self, family: Family, columns: Mapping[str, Any]) -> ToldKeys:
-        """Return the keys as the pipeline would learn them, if they are columns."""
-        told = told_keys([key_row(*pair) for pair in zip(self.records, self.messages, strict=True)], None)
+    def _keys(self, family: Family, described: dict[str, str] | None, sent: dict[str, SentColumn] | None) -> ToldKeys:
+        """Return the keys as the pipeline would learn them, if they are columns; add those that only the key has."""
+        parts = [key_row(*pair) for pair in zip(self.records, self.messages, strict=True)]
+        told = told_keys(parts, None)
         if told.fault is not None:
             return told
+        members = {} if family is Family.OBJECTS else key_members(parts)
+        if described:
+            others = [members[name] for name in told.names or () if name in members and name not in described]
+            try:
+                described |= described_columns(others)
+            except ConfigError as error:
+                return ToldKeys(fault=f"the schema part of its key cannot be read: {error.faults[0]}")
+        elif sent and ROUTED_FROM in members:
+            sent.setdefault(ROUTED_FROM, SentColumn(type="STRING"))
+        columns: Mapping[str, Any] = described or sent or {}
         unknown = [name for name in told.names or () if name not in columns]
         if unknown and columns:
             return ToldKeys(fault=f"its key has {', '.join(unknown)}, which is no column of its rows; give it keys")
