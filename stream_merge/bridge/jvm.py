@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,6 +29,8 @@ JVM_ERRORS: tuple[type[Exception], ...] = (Py4JJavaError, PySparkException)
 
 _PIECE = 4096
 """Bytes: base64-encoded, less than the 8 KB that py4j sends at a time."""
+_MAX_IN_PIECES = 4 * _PIECE
+"""Bytes; to write a file and read it takes as long as some five calls."""
 
 CONFLICTS = (
     "ConcurrentAppendException",
@@ -146,7 +149,7 @@ def to_python(jvm: Any, scala_value: Any) -> Any:
     """Return a Scala collection or case class as JSON-like Python values."""
     written = _byte_stream(jvm)
     mapper(jvm).writeValue(written, scala_value)
-    return json.loads(_all_bytes(written))
+    return json.loads(_all_bytes(jvm, written))
 
 
 def lines_to_python(jvm: Any, scala_lines: Any) -> list[str]:
@@ -156,21 +159,40 @@ def lines_to_python(jvm: Any, scala_lines: Any) -> list[str]:
     utf_8 = java_class(jvm, "java.nio.charset.StandardCharsets").UTF_8
     java_class(jvm, "org.apache.commons.io.IOUtils").writeLines(lines, "\n", written, utf_8)
     # Not splitlines(): statistics may contain U+2028 and the like.
-    return _all_bytes(written).decode().split("\n")[:-1]
+    return _all_bytes(jvm, written).decode().split("\n")[:-1]
 
 
 def _byte_stream(jvm: Any) -> Any:
     return java_class(jvm, "org.apache.commons.io.output.ByteArrayOutputStream")()
 
 
-def _all_bytes(written: Any) -> bytes:
-    """Return the written bytes, in pieces that py4j answers with one packet each.
+def _all_bytes(jvm: Any, written: Any) -> bytes:
+    """Return the written bytes, in pieces that py4j answers with one packet each, or through a file if they are many.
 
     Of a longer answer, the operating system delays the second packet until the first is acknowledged, and the
     acknowledgement for 40 ms (Nagle's algorithm, delayed acknowledgement).
     """
+    size = int(written.size())
+    if size > _MAX_IN_PIECES and (content := _through_a_file(jvm, written, size)) is not None:
+        return content
     stream = written.toInputStream()
     return b"".join(iter(lambda: bytes(stream.readNBytes(_PIECE)), b""))
+
+
+def _through_a_file(jvm: Any, written: Any, size: int) -> bytes | None:
+    """Return the written bytes by a file that nobody else may read; None if none can be written, or read here."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix="stream_merge-") as file:
+            stream = java_class(jvm, "java.io.FileOutputStream")(file.name)
+            try:
+                written.writeTo(stream)
+            finally:
+                stream.close()
+            content = file.read()
+    except (OSError, Py4JJavaError):  # a full disk, say, which the merge may not need
+        return None
+    # The JVM might have a file system of its own.
+    return content if len(content) == size else None
 
 
 def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:

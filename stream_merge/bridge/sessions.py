@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -88,15 +89,34 @@ def classic_session(frame: Any) -> SparkSession:
     return frame.sparkSession
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a session never changes: its id, and the handle of its settings. A batch asks for both a dozen times."""
+
+    id: str
+    settings: Any
+
+
+_KNOWN: WeakKeyDictionary[SparkSession, _Known] = WeakKeyDictionary()
+
+
+def _known(spark: SparkSession) -> _Known:
+    known = _KNOWN.get(spark)
+    if known is None:
+        session = spark._jsparkSession
+        _KNOWN[spark] = known = _Known(str(session.sessionUUID()), session.sessionState().conf())
+    return known
+
+
 def session_id(spark: SparkSession) -> str:
     """Return the id that Spark gives each session."""
-    return str(spark._jsparkSession.sessionUUID())
+    return _known(spark).id
 
 
 def settings_fingerprint(spark: SparkSession) -> int:
     """Return a number that changes with the session's settings, on which analysis depends."""
     # A copy: a merge in another thread of the session may commit, and Delta then changes the settings.
-    settings = spark._jsparkSession.sessionState().conf().getAllConfs()
+    settings = _known(spark).settings.getAllConfs()
     # Without Delta's note of the session's own last commit, which analysis ignores. The hash of a Scala map depends
     # only on its entries.
     return int(settings.removed("spark.databricks.delta.lastCommitVersionInSession").hashCode())

@@ -84,6 +84,7 @@ class Table:
     catalog_table: Any
     name: str
     _commits: dict[int, list[dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
+    _root: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def jvm(self) -> Any:
@@ -93,7 +94,9 @@ class Table:
     @property
     def root(self) -> str:
         """The table's folder as a URI."""
-        return str(self.log.dataPath().toUri().toString())
+        if not self._root:
+            self._root.append(str(self.log.dataPath().toUri().toString()))
+        return self._root[0]
 
     def path(self, name: str = "") -> str:
         """Return the unescaped path of the table's folder, or of a file in it, as Spark expects it."""
