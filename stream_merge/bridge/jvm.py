@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,7 +87,7 @@ _WAYS_OUT = {
 _LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _LOST = re.compile(rf"\[USER_RAISED_EXCEPTION\] (.*{re.escape(LOSS)})", re.DOTALL)
 _MAX_CAUSES = 8
-_CLASSES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def seq(jvm: Any, items: Iterable[Any] = ()) -> Any:
@@ -129,10 +129,15 @@ def option(jvm: Any, value: Any) -> Any:
 
 def java_class(jvm: Any, name: str) -> Any:
     """Return a class by its full name. Attributes of `jvm` would cost a call for each part of the name, every time."""
-    classes = _CLASSES.setdefault(jvm, {})
-    if name not in classes:
-        classes[name] = getattr(jvm, name)
-    return classes[name]
+    return _once(jvm, name, lambda: getattr(jvm, name))
+
+
+def _once(jvm: Any, name: str, make: Callable[[], Any]) -> Any:
+    """Return what is made for a JVM once, since it stays the same."""
+    kept = _KEPT.setdefault(jvm, {})
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]
 
 
 def scala_object(jvm: Any, name: str) -> Any:
@@ -142,7 +147,7 @@ def scala_object(jvm: Any, name: str) -> Any:
 
 def mapper(jvm: Any) -> Any:
     """Return Delta's JSON mapper."""
-    return java_class(jvm, "org.apache.spark.sql.delta.util.JsonUtils").mapper()
+    return _once(jvm, "mapper", lambda: java_class(jvm, "org.apache.spark.sql.delta.util.JsonUtils").mapper())
 
 
 def to_python(jvm: Any, scala_value: Any) -> Any:
@@ -199,10 +204,12 @@ def actions(jvm: Any, kind: str, values: Sequence[dict[str, Any]]) -> Any:
     """Return a Java list of Delta's AddFile or RemoveFile actions, in a constant number of calls."""
     if not values:
         return java_list(jvm)
-    json_mapper = mapper(jvm)
-    action = load_class(jvm, f"org.apache.spark.sql.delta.actions.{kind}")
-    list_type = json_mapper.getTypeFactory().constructCollectionType(load_class(jvm, "java.util.ArrayList"), action)
-    return json_mapper.readValue(json.dumps(values), list_type)
+
+    def list_type() -> Any:
+        action = load_class(jvm, f"org.apache.spark.sql.delta.actions.{kind}")
+        return mapper(jvm).getTypeFactory().constructCollectionType(load_class(jvm, "java.util.ArrayList"), action)
+
+    return mapper(jvm).readValue(json.dumps(values), _once(jvm, f"list of {kind}", list_type))
 
 
 def load_class(jvm: Any, name: str) -> Any:
