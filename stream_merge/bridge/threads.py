@@ -44,7 +44,8 @@ def run_side_by_side(
     """Run the tasks in order, at most `max_parallel` at a time, and return when all started ones have ended.
 
     If one at a time is enough, the calling thread runs them. Otherwise new threads do, with the caller's local
-    properties of Spark: its job group (so that stopping the query ends their jobs), its pool and its execution id.
+    properties of Spark: its job group (so that stopping the query ends their jobs), its pool and its execution id. In
+    both cases the session is the active one, whose settings count: in a new thread it would be the application's.
 
     Args:
         spark: The session of the tasks.
@@ -52,10 +53,11 @@ def run_side_by_side(
         max_parallel: The largest number of threads.
         may_begin: Called before each task; once it returns False, no other task starts.
     """
-    work = _Work(tasks, may_begin)
+    work = _Work(spark, tasks, may_begin)
     num_threads = min(max_parallel, len(tasks))
     if num_threads <= 1:
-        work.do()
+        with active(spark):
+            work.do()
     else:
         work.do_in_threads([InheritableThread(target=work.do_in_thread, session=spark) for _ in range(num_threads)])
     work.outcomes.pending = list(work.waiting)
@@ -111,7 +113,10 @@ class BackgroundTask(Generic[T]):
 class _Work(Generic[K, T]):
     """Tasks that several threads take from a queue."""
 
-    def __init__(self, tasks: Mapping[K, Callable[[], T]], may_begin: Callable[[], bool]) -> None:
+    def __init__(
+        self, spark: SparkSession, tasks: Mapping[K, Callable[[], T]], may_begin: Callable[[], bool]
+    ) -> None:
+        self._spark = spark
         self.outcomes: Outcomes[K, T] = Outcomes()
         self.waiting = deque(tasks)
         self._tasks = tasks
@@ -133,7 +138,8 @@ class _Work(Generic[K, T]):
     def do_in_thread(self) -> None:
         """Run waiting tasks in a thread of their own."""
         try:
-            self.do()
+            with active(self._spark):
+                self.do()
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._broken.append(error)
             self.waiting.clear()

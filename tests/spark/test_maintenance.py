@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,29 @@ def test_several_files_are_written_at_a_time(
     named = {add["path"] for v in range(latest_version(path) + 1) for add in actions_of(path, v, "add")}
     left = {name for name in files_below(path) if name.endswith(".parquet") and "_delta_log" not in name} - named
     assert len(left) <= 1, "of the one that failed nothing is known"
+
+
+@pytest.mark.core
+def test_files_written_at_a_time_are_written_with_the_settings_of_the_merge(
+    eager, monkeypatch, spark, create_table, append_rows, create_source, read_rows
+):
+    """A thread of its own would take the application's: times cut to milliseconds, and no columns found by their ids."""
+    monkeypatch.setattr(policy, "SMALL_SHARE", 0.0)
+    schema = "id INT, at TIMESTAMP"
+    path = create_table(schema, deletion_vectors=True, properties={"delta.columnMapping.mode": "id"})
+    old, new = ({key: datetime(2026, 1, 1, 0, 0, 0, first + key) for key in range(200)} for first in (1_100, 5_500))
+    for first in (0, 100):
+        append_rows(path, schema, [(key, old[key]) for key in range(first, first + 20)])
+    changed = [*range(10), *range(100, 110)]
+    setting = "spark.sql.parquet.outputTimestampType"
+    spark.conf.set(setting, "TIMESTAMP_MILLIS")
+    try:
+        result = merge(upsert(path, maintenance=True), create_source, *[(k, new[k]) for k in changed], schema=schema)
+    finally:
+        spark.conf.unset(setting)
+    assert (result.maintenance, result.compacted_files, result.purged_rows) == ("compacted", 2, 20)
+    kept = [*range(10, 20), *range(110, 120)]
+    assert contents(read_rows, path) == {**{key: new[key] for key in changed}, **{key: old[key] for key in kept}}
 
 
 @pytest.mark.long
