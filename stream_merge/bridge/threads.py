@@ -113,9 +113,7 @@ class BackgroundTask(Generic[T]):
 class _Work(Generic[K, T]):
     """Tasks that several threads take from a queue."""
 
-    def __init__(
-        self, spark: SparkSession, tasks: Mapping[K, Callable[[], T]], may_begin: Callable[[], bool]
-    ) -> None:
+    def __init__(self, spark: SparkSession, tasks: Mapping[K, Callable[[], T]], may_begin: Callable[[], bool]) -> None:
         self._spark = spark
         self.outcomes: Outcomes[K, T] = Outcomes()
         self.waiting = deque(tasks)

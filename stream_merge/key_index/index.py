@@ -14,6 +14,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock, Thread
@@ -168,7 +169,8 @@ class KeyIndex:
             self._segments.clear()
             for run in self._runs:
                 if run.local is not None:
-                    run.local.unlink(missing_ok=True)
+                    with suppress(OSError):  # as the disk is; it goes with the application
+                        run.local.unlink(missing_ok=True)
             self._runs.clear()
             self._moving = ()
 

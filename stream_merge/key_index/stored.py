@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import time
 import uuid
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,8 @@ FOLDER = "_stream_merge/index"
 FORMAT = 1
 KEPT_MS = 30 * 24 * 3600 * 1000
 """How long runs stay that nobody has added to: longer than a sink is likely to be away."""
+DAMAGED_KEPT_MS = 3600 * 1000
+"""The longest that storing a run is likely to take."""
 
 _READ_BYTES = 1 << 20
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, *JVM_ERRORS)
@@ -56,7 +60,8 @@ class StoredRuns:
             active: The paths of the table's files.
         """
         for name in self._names():
-            content = self._fetch(name, folder / name)
+            # Under a name of its own: other sinks of the process load the same runs.
+            content = self._fetch(name, folder / f"{uuid.uuid4().hex}.arrow")
             if content is None:
                 continue
             if content.fingerprint == self.fingerprint and not {*content.paths}.isdisjoint(active):
@@ -84,10 +89,19 @@ class StoredRuns:
             return None
         except ValueError as error:
             logger.warning("%s: a stored part of the key index is not used: %s", self.table.name, error)
-            self.remove(name)
+            self._remove_damaged(name)
             return None
         finally:
-            local.unlink(missing_ok=True)
+            _unlinked(local)
+
+    def _remove_damaged(self, name: str) -> None:
+        """Remove a damaged run, unless another process may still be writing it."""
+        try:
+            is_new = self.table.modified_ms(f"{self._folder}/{name}") > time.time() * 1000 - DAMAGED_KEPT_MS
+        except JVM_ERRORS:  # it is gone
+            return
+        if not is_new:
+            self.remove(name)
 
     def _names(self) -> list[str]:
         try:
@@ -117,6 +131,15 @@ class StoredRuns:
 def fingerprint_of(*facts: object) -> str:
     """Return a name for what hashes are made from."""
     return hashlib.sha256(json.dumps([FORMAT, *facts], default=str).encode()).hexdigest()[:32]
+
+
+def _unlinked(path: Path) -> None:
+    """Remove what was loaded. What is left there costs room on the disk until the application ends."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _checked(path: Path, name: str) -> RunContent:

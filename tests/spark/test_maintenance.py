@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.spark.tables import change_rows, create_computed, files_below, upsert
 
 SCHEMA = "id INT, n INT"
 ROWS = [(key, 0) for key in range(20)]
+START = datetime.fromisoformat("2026-01-01T00:00:00")
 
 
 @pytest.fixture
@@ -276,11 +277,11 @@ def test_several_files_are_written_at_a_time(
 def test_files_written_at_a_time_are_written_with_the_settings_of_the_merge(
     eager, monkeypatch, spark, create_table, append_rows, create_source, read_rows
 ):
-    """A thread of its own would take the application's: times cut to milliseconds, and no columns found by their ids."""
+    """A thread of its own would take the application's: times cut to milliseconds, no columns found by their ids."""
     monkeypatch.setattr(policy, "SMALL_SHARE", 0.0)
     schema = "id INT, at TIMESTAMP"
     path = create_table(schema, deletion_vectors=True, properties={"delta.columnMapping.mode": "id"})
-    old, new = ({key: datetime(2026, 1, 1, 0, 0, 0, first + key) for key in range(200)} for first in (1_100, 5_500))
+    old, new = ({key: START + timedelta(microseconds=first + key) for key in range(200)} for first in (1_100, 5_500))
     for first in (0, 100):
         append_rows(path, schema, [(key, old[key]) for key in range(first, first + 20)])
     changed = [*range(10), *range(100, 110)]
