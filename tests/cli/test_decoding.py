@@ -201,6 +201,40 @@ def test_a_change_feed_with_changed_keys_and_deletes_makes_the_same_table(spark,
     assert 0 <= snapshot.sequence_lag(snapshot.tables[str(copy)]) < 600
 
 
+@pytest.mark.parametrize("order", [{}, {"tie_break_by": ["name"]}], ids=["sequence", "tie break"])
+def test_a_change_feed_in_an_order_of_its_own_deletes_no_row_that_the_source_has(spark, run_pipeline, tmp_path, order):
+    """The row before an update is the newer one, or equal, if the update leaves the time alone or puts it back."""
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    spark.sql(
+        f"CREATE TABLE delta.`{source}` (`the.id` INT, name STRING, at INT) USING delta TBLPROPERTIES "
+        "(delta.enableChangeDataFeed = true)"
+    )
+    feed = {"format": "delta", "table": str(source), "max_files_per_trigger": 1}
+    table = {"target": str(copy), "keys": ["The.ID"], "sequence_by": "at", **order}
+    for statements, expected in (
+        (["INSERT INTO {} VALUES (1, 'z', 5), (2, 'z', 5)", "INSERT INTO {} VALUES (3, 'z', 5), (4, 'z', 5)"], None),
+        # As it was written last; with a tie-break by the name, the greater one counts.
+        (["UPDATE {} SET name = 'a'"], [(key, "z" if order else "a", 5) for key in (1, 2, 3, 4)]),
+        # Older than the rows, which stay.
+        (["UPDATE {} SET name = 'old', at = 1 WHERE `the.id` < 3"], None),
+        (["UPDATE {} SET name = 'y', at = 7"], [(key, "y", 7) for key in (1, 2, 3, 4)]),
+        # Keys are swapped, and one is changed.
+        (
+            ["UPDATE {} SET `the.id` = CASE `the.id` WHEN 1 THEN 2 WHEN 2 THEN 1 ELSE 9 END WHERE `the.id` <> 4"],
+            [(1, "y", 7), (2, "y", 7), (4, "y", 7), (9, "y", 7)],
+        ),
+        (["DELETE FROM {} WHERE `the.id` = 9"], [(1, "y", 7), (2, "y", 7), (4, "y", 7)]),
+    ):
+        before = [] if not copy.exists() else spark.read.format("delta").load(str(copy)).drop(*OWN).collect()
+        for statement in statements:
+            spark.sql(statement.format(f"delta.`{source}`"))
+        run_pipeline(feed, table)
+        rows = sorted(tuple(row) for row in spark.read.format("delta").load(str(copy)).drop(*OWN).collect())
+        if expected is None:
+            expected = sorted(map(tuple, before)) or [(key, "z", 5) for key in (1, 2, 3, 4)]
+        assert rows == expected
+
+
 def test_json_with_the_columns_of_the_target(spark, run_pipeline, tmp_path):
     spark.sql(f"CREATE TABLE delta.`{tmp_path}/t` (id INT, at TIMESTAMP, tags ARRAY<STRING>) USING delta")
     (tmp_path / "landing").mkdir()

@@ -16,6 +16,7 @@ from stream_merge.batch.schema_changes import can_hold, decoded_type
 from stream_merge.bridge.table import open_table
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import DecodeSettings, TableSettings
+from stream_merge.cli.query.change_feed import without_undone_deletes
 from stream_merge.cli.query.sources import CORRUPT_RECORD
 from stream_merge.debezium.cloud_events import first_left_event_fault, from_cloud_events
 from stream_merge.debezium.decode_errors import decodable, first_decode_error
@@ -46,12 +47,14 @@ class Decoder:
         table: The table that takes the rows.
         target: Its path or name, without placeholders.
         source: The name of the source in messages.
+        is_feed: Whether the records are the change data feed of a table.
     """
 
     decode: DecodeSettings
     table: TableSettings
     target: str
     source: str
+    is_feed: bool = False
     _given: dict[str, debezium.Field] | None = None
     _has_schema: bool | None = None
     _learnt: LearntColumns | None = None
@@ -82,6 +85,8 @@ class Decoder:
                 return self._changes(records)
             case "json":
                 return self._objects(records)
+            case "none" if self.is_feed and self.table.sequence_by is not None:
+                return without_undone_deletes(records, self.table.keys or ())
             case "none":
                 return records
 

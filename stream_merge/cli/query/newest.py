@@ -10,7 +10,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.cli.file.pipeline import PATTERN_PREFIX, DeltaSource, KafkaSource, Pipeline
+from stream_merge.cli.file.pipeline import PATTERN_PREFIX, KafkaSource, Pipeline
+from stream_merge.cli.query.change_feed import is_feed
 from stream_merge.cli.query.tables import is_single, route_column
 
 NEWEST_METRIC = "stream_merge_newest"
@@ -42,7 +43,7 @@ def observe_newest(stream: DataFrame, pipeline: Pipeline) -> DataFrame:
 def _time_column(pipeline: Pipeline) -> str | None:
     if isinstance(pipeline.source, KafkaSource):
         return "timestamp"
-    if isinstance(pipeline.source, DeltaSource) and pipeline.source.change_feed:
+    if is_feed(pipeline.source):
         return "_commit_timestamp"
     return None
 

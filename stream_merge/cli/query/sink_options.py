@@ -6,16 +6,11 @@ from typing import Any
 
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.durations import parse_duration
-from stream_merge.cli.file.pipeline import DeltaSource, Pipeline, TableSettings
+from stream_merge.cli.file.pipeline import Pipeline, TableSettings
+from stream_merge.cli.query.change_feed import FEED_COLUMNS, FEED_DELETE, FEED_ORDER, is_feed
 from stream_merge.cli.query.sources import CORRUPT_RECORD, keeps_corrupt_records
 
 CHANGE_COL = "_change"
-FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
-FEED_DELETE = "_change_type IN ('delete', 'update_preimage')"
-"""The deletes of a change data feed. The preimage of an update is a delete of its key, which the postimage in the same
-commit undoes, unless the update changed the key."""
-FEED_ORDER = ("_commit_version", "IF(_change_type IN ('insert', 'update_postimage'), 1, 0)")
-"""The order of the feed's changes."""
 
 
 def sink_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
@@ -76,7 +71,7 @@ def _brought_options(pipeline: Pipeline, number: int) -> dict[str, Any]:
     keys = {"keys": settings.keys}
     if pipeline.decode.format == "json":
         return {**keys, "error_column": f"{CHANGE_COL}.error", "except_columns": [CHANGE_COL]}
-    if isinstance(pipeline.source, DeltaSource) and pipeline.source.change_feed:
+    if is_feed(pipeline.source):
         return {**keys, **_feed_options(settings)}
     if keeps_corrupt_records(pipeline.source):
         error = f"'the record does not fit the schema: ' || left({CORRUPT_RECORD}, 80)"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stream_merge import MergeResult, MergeRouter, MergeSink, merge_router, merge_sink
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.file.pipeline import PATTERN_PREFIX, KafkaSource, Pipeline, TableSettings
+from stream_merge.cli.query.change_feed import is_feed
 from stream_merge.cli.query.registry import record_decoder
 from stream_merge.cli.query.seen_sources import SeenSources
 from stream_merge.cli.query.sink_options import sink_options
@@ -277,7 +278,9 @@ class Decoders:
                 if found is None:
                     raise PipelineError(f"No table takes the rows of {source}; add a [[tables]].", ExitCode.USAGE)
                 self._warn_of_mixed_tables(source, found.target)
-                self._made[source] = Decoder(self.pipeline.decode, found.settings, found.target, source)
+                self._made[source] = Decoder(
+                    self.pipeline.decode, found.settings, found.target, source, is_feed(self.pipeline.source)
+                )
                 if self.on_source is not None:
                     self.on_source(source)
             return self._made[source]
