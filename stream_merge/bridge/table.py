@@ -267,6 +267,18 @@ class Table:
         file, system = self._located(path)
         return bool(system.exists(file))
 
+    def has_content(self, path: str) -> bool:
+        """Whether a file, or a file in a folder, is there and not empty; what Spark does not read does not count."""
+        folder, system = self._located(path)
+        if not system.exists(folder):
+            return False
+        files = system.listFiles(folder, True)
+        while files.hasNext():
+            status = files.next()
+            if int(status.getLen()) and not str(status.getPath().getName()).startswith(("_", ".")):
+                return True
+        return False
+
     def delete(self, path: str) -> None:
         """Delete a file or a folder in the table's folder."""
         file, system = self._located(path)

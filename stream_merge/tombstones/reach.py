@@ -14,8 +14,12 @@ class Reach:
 
     A change reaches a file if it is not newer than the file's newest tombstone. One job checks that, and looks up the
     deletes of the files that the batch likely reaches; without the guess it would take two jobs.
+
+    Attributes:
+        whole: The paths of the files of which it is known that they have content.
     """
 
+    whole: frozenset[str] = frozenset()
     _is_any: bool = True
     _beyond: frozenset[str] = frozenset()
 

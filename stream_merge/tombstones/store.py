@@ -153,13 +153,18 @@ class TombstoneStore:
         return now_ms() - self.retention_ms
 
     def _read(self, read: Callable[[Sequence[TombstoneFile]], T]) -> T:
-        """Call `read` with the tombstone files; drop files that no longer exist and warn."""
-        try:
-            return read(self.state.files)
-        except AnalysisException:
-            missing = [file.path for file in self.state.files if not self.tombstones.table.exists(file.path)]
-            if not missing:
-                raise
+        """Call `read` with the tombstone files; drop files that no longer exist or are empty, and warn."""
+        # Of a folder without its file, or an empty file, Spark reads no rows and says nothing.
+        new = [file.path for file in self.state.files if file.path not in self.reach.whole]
+        missing = [path for path in new if not self.tombstones.table.has_content(path)]
+        if not missing:
+            self.reach.whole = frozenset(file.path for file in self.state.files)
+            try:
+                return read(self.state.files)
+            except AnalysisException:
+                missing = [file.path for file in self.state.files if not self.tombstones.table.exists(file.path)]
+                if not missing:
+                    raise
         logger.warning(
             "%s: tombstone files are missing (%s); older changes of their keys that arrive late will bring rows back",
             self.tombstones.table.name,
@@ -245,6 +250,7 @@ class TombstoneStore:
             The new value of `cleaned_ms`.
         """
         now = now_ms()
+        self.reach.whole = frozenset(file.path for file in state.files)
         if state.retired == self.state.retired and now - cleaned_ms < CLEANED_EVERY_MS:
             return cleaned_ms
         self.tombstones.clean_up(state, now_ms=now)

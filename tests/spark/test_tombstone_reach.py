@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, Row
 
 from stream_merge import MergeSink, merge_sink
+from stream_merge.bridge.table import Table
 from stream_merge.tombstones.files import Tombstones
 from stream_merge.tombstones.manifest import TombstoneFile
 from tests.spark.tables import recorded_state
@@ -160,6 +161,42 @@ def test_a_file_that_is_gone_is_forgotten_when_small_ones_are_merged(
     late = sink.merge(create_source(SCHEMA, [(number, "old", -1, "u") for number in range(max_files + 1)]))
     assert late.num_outdated_rows == max_files
     assert read_rows(path, "id", "v") == [Row(id=0, v="old")]
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "without its part"])
+def test_a_file_without_content_is_told(create_table, create_source, read_rows, caplog, harm):
+    """A disk that lost its power leaves empty files, of which Spark reads no rows without a word."""
+    path = create_table(TARGET)
+    keyed(path).merge(create_source(SCHEMA, [(1, None, 10, "d")]))
+    (state,) = recorded_state(path).files
+    folder = Path(path) / state.path
+    (part,) = folder.rglob("*.parquet")
+    for file in folder.rglob("*.crc"):
+        file.unlink()
+    match harm:
+        case "gone":
+            shutil.rmtree(folder)
+        case "empty":
+            part.write_bytes(b"")
+        case _:
+            part.unlink()
+    with caplog.at_level(logging.WARNING):
+        keyed(path).merge(create_source(SCHEMA, [(1, "old", 5, "u")]))
+    assert f"tombstone files are missing ({state.path})" in caplog.text
+    assert read_rows(path, "id", "v") == [Row(id=1, v="old")]
+    assert recorded_state(path).files == ()
+
+
+def test_files_are_looked_at_once_for_their_content(create_table, create_source, monkeypatch):
+    path = create_table(TARGET)
+    keyed(path).merge(create_source(SCHEMA, [(1, None, 10, "d")]))
+    looked_at: list[str] = []
+    has_content = Table.has_content
+    monkeypatch.setattr(Table, "has_content", lambda self, path: looked_at.append(path) or has_content(self, path))
+    sink = keyed(path)
+    for number in range(2, 5):
+        sink.merge(create_source(SCHEMA, [(number, None, 10 * number, "d"), (1, "late", 5, "u")]))
+    assert len(looked_at) == 1
 
 
 def test_a_file_of_which_nothing_is_known_is_always_looked_up(
