@@ -7,7 +7,13 @@ import pytest
 from stream_merge import MergeRouter
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.query.sink_options import sink_options
-from stream_merge.cli.query.sources import check_brokers, file_schema, kafka_options, keeps_corrupt_records
+from stream_merge.cli.query.sources import (
+    check_brokers,
+    file_options,
+    file_schema,
+    kafka_options,
+    keeps_corrupt_records,
+)
 from stream_merge.cli.query.tables import (
     Decoders,
     build_sink,
@@ -123,6 +129,28 @@ def test_records_that_do_not_fit_the_schema_of_files_are_errors(make_pipeline):
         assert not keeps_corrupt_records(other.source)
         assert file_schema(other.source) == "id BIGINT, name STRING"
         assert "error_column" not in sink_options(other, 0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_declared"),
+    [
+        ("id BIGINT, is_corrupt_record BOOLEAN", False),
+        ("id BIGINT, row STRUCT<_corrupt_record: STRING, n: INT>", False),
+        ("id BIGINT COMMENT 'no, _corrupt_record STRING'", False),
+        ("id BIGINT, `_corrupt_record` STRING", True),
+        ("_corrupt_record: STRING, id: BIGINT", True),
+        ("id DECIMAL(9, 2), _Corrupt_Record STRING", True),
+    ],
+)
+def test_only_a_column_of_this_name_takes_records_that_do_not_fit(make_pipeline, schema, is_declared):
+    source = make_pipeline({**FILES, "schema": schema}).source
+    assert file_schema(source) == (schema if is_declared else f"{schema}, _corrupt_record STRING")
+
+
+def test_spark_is_told_how_the_schema_spells_the_column_for_records_that_do_not_fit(make_pipeline):
+    spelt = {"schema": "id BIGINT, _Corrupt_Record STRING"}
+    assert file_options(make_pipeline({**FILES, **spelt}).source) == {"columnNameOfCorruptRecord": "_Corrupt_Record"}
+    assert file_options(make_pipeline({**FILES, **spelt, "file_format": "parquet"}).source) == {}
 
 
 def test_a_table_without_keys_is_refused_unless_they_can_be_learnt(make_pipeline):

@@ -201,6 +201,16 @@ def test_records_that_do_not_fit_the_schema(find, land):
     assert find(PIPELINE + FILES + TABLE + 'quarantine = "./bad"\n') == []
 
 
+@pytest.mark.parametrize("column", ["is_corrupt_record", "_CORRUPT_RECORD"])
+def test_records_that_do_not_fit_a_schema_with_such_a_column(find, land, column):
+    land({"id": 1, "name": "a"}, {"id": "one"})
+    found = find(PIPELINE + FILES.replace("at BIGINT", f"{column} STRING") + TABLE)
+    assert len(found) == 1
+    assert found[0].startswith(
+        'pipeline.toml:6: source.schema: 1 of the first 2 records do not fit it, for example {"id": "one"}; '
+    )
+
+
 def test_files_that_have_other_columns(find, land):
     land({"number": 1}, {"number": 2})
     assert find(PIPELINE + FILES + TABLE) == [

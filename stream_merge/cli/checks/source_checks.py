@@ -14,7 +14,13 @@ from stream_merge.cli.errors import PipelineError
 from stream_merge.cli.file.faults import Fault
 from stream_merge.cli.file.load import LoadedPipeline
 from stream_merge.cli.file.pipeline import DeltaSource, FilesSource, KafkaSource
-from stream_merge.cli.query.sources import CORRUPT_RECORD, check_brokers, keeps_corrupt_records, read_some
+from stream_merge.cli.query.sources import (
+    CORRUPT_RECORD,
+    check_brokers,
+    keeps_corrupt_records,
+    own_corrupt_record,
+    read_some,
+)
 from stream_merge.cli.query.spark_messages import condition, kafka_error, short_message
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.errors import ConfigError, StreamMergeError
@@ -143,7 +149,7 @@ def explain_kafka_error(error: BaseException) -> tuple[str, str]:
 
 def _files_faults(spark: SparkSession, loaded: LoadedPipeline, source: FilesSource) -> Iterator[Fault]:
     try:
-        names = [name for name in resolve_columns(source.schema_) if name != CORRUPT_RECORD]
+        names = [name for name in resolve_columns(source.schema_) if name.lower() != CORRUPT_RECORD]
     except ConfigError as error:
         yield loaded.fault(("source", "schema"), error.faults[0])
         return
@@ -164,15 +170,15 @@ def _files_faults(spark: SparkSession, loaded: LoadedPipeline, source: FilesSour
         yield loaded.fault(("source", "schema"), f"the files cannot be read with it: {short_message(error)}")
         return
     if keeps_corrupt_records(source):
-        yield from _corrupt_records(loaded, rows)
+        yield from _corrupt_records(loaded, rows, own_corrupt_record(source) or CORRUPT_RECORD)
     if rows and all(row[name] is None for row in rows for name in names):
         yield loaded.fault(
             ("source", "schema"), f"none of its columns has a value in {_counted(rows)} of {source.path}"
         )
 
 
-def _corrupt_records(loaded: LoadedPipeline, rows: Sequence[Any]) -> Iterator[Fault]:
-    corrupt = [row[CORRUPT_RECORD] for row in rows if row[CORRUPT_RECORD] is not None]
+def _corrupt_records(loaded: LoadedPipeline, rows: Sequence[Any], column: str) -> Iterator[Fault]:
+    corrupt = [row[column] for row in rows if row[column] is not None]
     if corrupt and any(table.quarantine is None for table in loaded.pipeline.tables):
         share = "the only record does" if len(rows) == 1 else f"{len(corrupt)} of the first {len(rows)} records do"
         yield loaded.fault(

@@ -10,6 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from stream_merge.cli.errors import ExitCode, PipelineError
+from stream_merge.cli.file.option_checks import ddl_names
 from stream_merge.cli.file.pipeline import DeltaSource, FilesSource, KafkaSource, Source
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def read_stream(spark: SparkSession, source: Source, max_offsets: int | None = N
     if isinstance(source, KafkaSource):
         return spark.readStream.format("kafka").options(**kafka_stream_options(source, max_offsets)).load()
     if isinstance(source, FilesSource):
-        options = dict(source.options)
+        options = dict(file_options(source))
         if source.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = str(source.max_files_per_trigger)
         reader = spark.readStream.format(source.file_format).options(**options)
@@ -102,7 +103,7 @@ def read_some(spark: SparkSession, source: Source, limit: int) -> DataFrame:
 
 def read_files(spark: SparkSession, source: FilesSource) -> DataFrame:
     """Return all rows of the files that are in the folder now."""
-    reader = spark.read.format(source.file_format).options(**source.options)
+    reader = spark.read.format(source.file_format).options(**file_options(source))
     return reader.schema(file_schema(source)).load(source.path)
 
 
@@ -236,11 +237,25 @@ def keeps_corrupt_records(source: Source) -> bool:
     )
 
 
+def own_corrupt_record(source: FilesSource) -> str | None:
+    """Return how the schema of the files spells `CORRUPT_RECORD`; None if it has no such column."""
+    return next((name for name in ddl_names(source.schema_) if name.lower() == CORRUPT_RECORD), None)
+
+
 def file_schema(source: FilesSource) -> str:
     """Return the columns of the files as DDL, including the one for records that do not fit."""
-    if keeps_corrupt_records(source) and CORRUPT_RECORD not in source.schema_:
+    if keeps_corrupt_records(source) and own_corrupt_record(source) is None:
         return f"{source.schema_.rstrip().rstrip(',')}, {CORRUPT_RECORD} STRING"
     return source.schema_
+
+
+def file_options(source: FilesSource) -> dict[str, str]:
+    """Return the options of Spark's file source that stream and batch share."""
+    own = own_corrupt_record(source)
+    if own is not None and keeps_corrupt_records(source):
+        # Spark takes the name of this column, unlike those of others, as it is spelt.
+        return {**source.options, "columnNameOfCorruptRecord": own}
+    return source.options
 
 
 def is_path(table: str) -> bool:
