@@ -159,6 +159,20 @@ def test_a_broker_or_storage_that_is_away_is_retried(text, sentence):
             "An address in the pipeline file is not valid: unknown protocol: s4. Correct it.",
             ExitCode.USAGE,
         ),
+        (
+            "org.apache.spark.SparkIllegalArgumentException: CSV header does not conform to the schema.\n Header: "
+            "name, id\n Schema: id, name\nExpected: id but found: name\nCSV file: file:///landing/1.csv",
+            "A CSV file has other columns in its header than schema in [source], or has them in another order: CSV "
+            "header does not conform to the schema. Header: name, id Schema: id, name Expected: id but found: name CSV "
+            "file: file:///landing/1.csv. Correct the file, or schema if all files are like that; ",
+            ExitCode.FAILED,
+        ),
+        (
+            "org.apache.spark.SparkIllegalArgumentException: Number of column in CSV header is not equal to number of "
+            "fields in the schema:\n Header length: 1, schema size: 2\nCSV file: file:///landing/1.csv",
+            "A CSV file has other columns in its header than schema in [source], or has them in another order: ",
+            ExitCode.FAILED,
+        ),
         ("java.lang.OutOfMemoryError: Java heap space", "Spark is out of memory: ", ExitCode.FAILED),
     ],
 )

@@ -153,6 +153,21 @@ def test_spark_is_told_how_the_schema_spells_the_column_for_records_that_do_not_
     assert file_options(make_pipeline({**FILES, **spelt, "file_format": "parquet"}).source) == {}
 
 
+@pytest.mark.parametrize(
+    ("file_format", "options", "added"),
+    [
+        ("csv", {"Header": "TRUE"}, {"enforceSchema": "false"}),
+        ("csv", {"header": "true", "enforceschema": "true"}, {}),
+        ("csv", {"header": "false"}, {}),
+        ("csv", {}, {}),
+        ("json", {"header": "true"}, {}),
+    ],
+)
+def test_the_header_of_a_csv_file_has_to_fit_the_schema(make_pipeline, file_format, options, added):
+    source = make_pipeline({**FILES, "file_format": file_format, "options": options}).source
+    assert file_options(source) == {**options, **added}
+
+
 def test_a_table_without_keys_is_refused_unless_they_can_be_learnt(make_pipeline):
     with pytest.raises(PipelineError) as caught:
         build_sink(make_pipeline(KAFKA, {"target": "./t"}), None)

@@ -218,6 +218,17 @@ def test_files_that_have_other_columns(find, land):
     ]
 
 
+def test_a_csv_file_whose_header_has_another_order(find, here):
+    (here / "landing").mkdir()
+    (here / "landing" / "1.csv").write_text("name,id,at\n7,1,5\n")
+    text = PIPELINE + FILES + 'file_format = "csv"\n[source.options]\nheader = "true"\n'
+    assert find(text + TABLE) == [
+        "pipeline.toml:6: source.schema: the files cannot be read with it: CSV header does not conform to the schema. "
+        "Header: name, id, at Schema: id, name, at Expected: id but found: name CSV file: file://./landing/1.csv"
+    ]
+    assert find(text + 'enforceSchema = "true"\n' + TABLE) == []
+
+
 def test_parquet_files_that_cannot_be_read_with_the_schema(find, here, spark):
     spark.range(3).selectExpr("CAST(id AS STRING) AS id").write.parquet(f"{here}/landing")
     text = PIPELINE + FILES + 'file_format = "parquet"\n' + TABLE

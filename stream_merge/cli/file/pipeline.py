@@ -96,11 +96,14 @@ class FilesSource(Section):
     file_format: Literal["json", "csv", "parquet", "orc", "avro", "text"] = "json"
     """Format of the files."""
     schema_: str = Field(alias="schema", min_length=1)
-    """Columns of the files as DDL, for example `id BIGINT, name STRING`."""
+    """Columns of the files as DDL, for example `id BIGINT, name STRING`. Those of a CSV file are in the order of the
+    file."""
     max_files_per_trigger: WholeNumber | None = Field(default=None, ge=1)
     """Largest number of files in one micro-batch."""
     options: dict[str, str] = {}
-    """Further options of Spark's file source."""
+    """Further options of Spark's file source. With `header = "true"`, a CSV file whose header has other columns than
+    `schema`, or another order, stops the pipeline; `enforceSchema = "true"` takes its columns by their place instead,
+    whatever they are called."""
 
 
 class DeltaSource(Section):

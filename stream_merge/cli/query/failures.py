@@ -114,6 +114,12 @@ _RULES = (
         'set "spark.driver.memory" in [spark.conf] to what the machine has.',
     ),
     _Rule(
+        pattern=re.compile(r"IllegalArgumentException: (CSV header does not|Number of column in CSV header is not)"),
+        sentence="A CSV file has other columns in its header than schema in [source], or has them in another order: "
+        '{detail}. Correct the file, or schema if all files are like that; enforceSchema = "true" in [source.options] '
+        "takes the columns by their place, whatever the header says.",
+    ),
+    _Rule(
         pattern=re.compile(r"PATH_NOT_FOUND"),
         sentence="The source does not exist: {detail}. Create it, or correct [source].",
         exit_code=ExitCode.CANNOT_START,

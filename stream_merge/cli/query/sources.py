@@ -61,7 +61,7 @@ def read_stream(spark: SparkSession, source: Source, max_offsets: int | None = N
     if isinstance(source, KafkaSource):
         return spark.readStream.format("kafka").options(**kafka_stream_options(source, max_offsets)).load()
     if isinstance(source, FilesSource):
-        options = dict(file_options(source))
+        options = file_options(source)
         if source.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = str(source.max_files_per_trigger)
         reader = spark.readStream.format(source.file_format).options(**options)
@@ -251,11 +251,16 @@ def file_schema(source: FilesSource) -> str:
 
 def file_options(source: FilesSource) -> dict[str, str]:
     """Return the options of Spark's file source that stream and batch share."""
+    given = {name.lower(): value.lower() for name, value in source.options.items()}
+    options = dict(source.options)
+    if source.file_format == "csv" and given.get("header") == "true" and "enforceschema" not in given:
+        # By default Spark skips the header and reads by place: values would go to other columns without a word.
+        options["enforceSchema"] = "false"
     own = own_corrupt_record(source)
     if own is not None and keeps_corrupt_records(source):
         # Spark takes the name of this column, unlike those of others, as it is spelt.
-        return {**source.options, "columnNameOfCorruptRecord": own}
-    return source.options
+        options["columnNameOfCorruptRecord"] = own
+    return options
 
 
 def is_path(table: str) -> bool:

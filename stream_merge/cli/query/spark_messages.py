@@ -8,6 +8,8 @@ from stream_merge.bridge.jvm import throwables, translate
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]\s*")
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors\.)?(\w+Exception)(?::[ \t]*([^\r\n]*))?")
+_OF_SEVERAL_LINES = "CSV header"
+"""In messages whose other lines tell what is wrong: the columns of the header and of the schema, and the file."""
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 
 
@@ -15,6 +17,8 @@ def short_message(error: BaseException) -> str:
     """Return the first sentence of an error from Spark, without condition, SQLSTATE and plan."""
     message = str(translate(error))
     message = _SQL_STATE.sub("", _CONDITION.sub("", message))
+    if _OF_SEVERAL_LINES in message:
+        message = " ".join(message.split())
     first = next((line.strip() for line in message.splitlines() if line.strip()), type(error).__name__)
     return first.rstrip(".")
 
