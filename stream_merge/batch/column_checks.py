@@ -86,7 +86,8 @@ def tell_left_out(
         target: The target's.
         told: The sets of such columns that were looked at before, to which those of this batch are added.
     """
-    if config.merge_schema or config.alters_columns or not any(clause.action in _ALL for clause in clauses):
+    # A sink that follows the source's columns takes them over, or stops at them.
+    if config.merge_schema or config.follows_columns or not any(clause.action in _ALL for clause in clauses):
         return
     present = {name.lower() for name in target}
     missing = [name for name in config.written_columns(batch) if name.lower() not in present]

@@ -254,12 +254,13 @@ def test_values_that_do_not_fit_are_set_aside_or_get_a_column(
     assert read_rows(path, "id", "n", "n__string") == [(1, 11, None), (2, None, "many"), (3, 33, None)]
 
 
-def test_a_sink_may_stop_or_leave_the_table_as_it_is(create_table, create_source, read_rows):
+def test_a_sink_may_stop_or_leave_the_table_as_it_is(create_table, create_source, read_rows, caplog):
     path = create_table("id INT, n INT, own INT", [(1, 1, 1)])
     following(path, "error").merge(create_source("id INT, n INT, s INT", [(1, 2, 1)]))
     version = latest_version(path)
     with pytest.raises(SchemaChangedError) as stopped:
         following(path, "error").merge(create_source("id BIGINT, new DATE, s INT", [(1, None, 2)]))
+    assert "left out" not in caplog.text
     changes = ("new (DATE) is new", "id needs the wider type BIGINT", "n is no column of the source any more")
     assert stopped.value.changes == changes
     assert str(stopped.value) == (
@@ -268,6 +269,7 @@ def test_a_sink_may_stop_or_leave_the_table_as_it_is(create_table, create_source
     )
     assert latest_version(path) == version
     following(path, "ignore").merge(create_source("id BIGINT, new DATE, s INT", [(1, None, 2), (2, None, 2)]))
+    assert "has no column new, so its values are left out" in caplog.text
     assert read_rows(path, "id", "n", "own") == [(1, 2, 1), (2, None, None)]
 
 
