@@ -7,6 +7,7 @@ rows names the files in a metadata domain of the table, so that rows and tombsto
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -16,7 +17,8 @@ from stream_merge.errors import ConfigurationChangedError
 
 DOMAIN = "stream_merge"
 FOLDER = "_stream_merge/tombstones"
-
+_NAME = re.compile(r"[\w\s`-]+")
+"""A column's name, which need not be SQL. An expression that looks like one has no text and no key of a map either."""
 
 _FORMAT = 1
 
@@ -132,7 +134,7 @@ class TombstoneManifest:
             ConfigurationChangedError: They differ.
         """
         check_keys(name, self.keys, expected.keys)
-        if self.sequence != expected.sequence:
+        if [*map(_spelt_alike, self.sequence)] != [*map(_spelt_alike, expected.sequence)]:
             raise _changed(name, "sequence_by", ", ".join(self.sequence), ", ".join(expected.sequence))
         lost = [path for path in self.fields if path not in expected.fields]
         if lost:
@@ -152,6 +154,14 @@ def check_keys(name: str, written: Sequence[str], now: Sequence[str]) -> None:
     mine, theirs = (sorted(key.lower() for key in keys if key != ROW_ID) for keys in (now, written))
     if mine != theirs:
         raise _changed(name, "keys", ", ".join(theirs) or "none", ", ".join(mine) or "none")
+
+
+def _spelt_alike(part: str) -> str:
+    """Return a part of a sequence so that a column's name is the same in any case; other expressions stay as they are.
+
+    In an expression the case may count: in a text, or in the key of a map, as `tags.At` may be.
+    """
+    return part.lower() if _NAME.fullmatch(part) else part
 
 
 def _changed(name: str, what: str, theirs: str, mine: str) -> ConfigurationChangedError:

@@ -227,4 +227,8 @@ def test_a_sequence_may_be_spelt_in_another_case(
     sink = merge_sink(path, keys="id", sequence_by=named, **options)
     for rows in ([(1, "new", 2, "u")], [(1, "late", 1, "u"), (2, "b", 1, "u")]):
         sink.merge(create_source(f"id INT, a STRING, {given} INT, op STRING", rows))
-    assert [tuple(row) for row in read_rows(path, "id", "a", "seq")] == [(1, "new", 2), (2, "b", 1)]
+    # Also in the options of another sink.
+    merge_sink(path, keys="ID", sequence_by=given, **options).merge(
+        create_source("id INT, a STRING, seq INT, op STRING", [(1, "late", 1, "u"), (2, "c", 2, "u")])
+    )
+    assert [tuple(row) for row in read_rows(path, "id", "a", "seq")] == [(1, "new", 2), (2, "c", 2)]

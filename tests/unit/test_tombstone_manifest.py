@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -37,3 +39,27 @@ def test_what_an_older_version_has_written_lacks_later_parts() -> None:
 def test_what_a_newer_version_has_written_is_refused(added: dict[str, object]) -> None:
     with pytest.raises(ConfigurationChangedError, match="newer version of stream_merge"):
         TombstoneManifest.from_json(json.dumps(json.loads(MANIFEST.to_json()) | added))
+
+
+@pytest.mark.parametrize(
+    ("written", "now"), [("at", "AT"), ("change Time", "Change time"), ("`at`", "`At`"), ("at + 1", "at + 1")]
+)
+def test_a_column_of_the_sequence_may_be_spelt_in_another_case(written: str, now: str) -> None:
+    replace(MANIFEST, sequence=("n", written)).check("t", replace(MANIFEST, sequence=("N", now)))
+
+
+@pytest.mark.parametrize(
+    ("written", "now"),
+    [
+        (("at",), ("att",)),
+        (("a", "b"), ("b", "a")),
+        (("at",), ("at", "n")),
+        (("tags.At",), ("tags.at",)),
+        (("tags['At']",), ("tags['at']",)),
+        (("IF(op = 'D', 1, 0)",), ("IF(op = 'd', 1, 0)",)),
+    ],
+)
+def test_another_sequence_is_refused(written: tuple[str, ...], now: tuple[str, ...]) -> None:
+    told = f"t was written with sequence_by {', '.join(written)}, and the sink now has {', '.join(now)}: "
+    with pytest.raises(ConfigurationChangedError, match=re.escape(told)):
+        replace(MANIFEST, sequence=written).check("t", replace(MANIFEST, sequence=now))
