@@ -78,7 +78,15 @@ class MergedTwiceError(ConfigError):
 
 
 class ConfigurationChangedError(StreamMergeError):
-    """The table was written with other keys or another sequence, so the sink cannot compare its rows."""
+    """The table was written with other keys or another sequence, so the sink cannot compare its rows.
+
+    Attributes:
+        option: The option of the sink that has changed, "keys" or "sequence_by"; None if it is something else.
+    """
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class ConnectNotSupportedError(StreamMergeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
@@ -11,7 +12,7 @@ from stream_merge.batch.bind import bind
 from stream_merge.batch.caches import SinkCaches
 from stream_merge.batch.column_checks import check_columns
 from stream_merge.batch.schema_changes import schema_changes_of
-from stream_merge.batch.target import missing_columns
+from stream_merge.batch.target import check_holder, missing_columns
 from stream_merge.bridge import sessions
 from stream_merge.bridge.table import Table, open_table
 from stream_merge.bridge.transaction import Transaction
@@ -22,6 +23,7 @@ from stream_merge.merge.statement import checked_clauses
 from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.plan import Strategy
 from stream_merge.table.files import is_prunable
+from stream_merge.tombstones.store import written_state
 
 
 def explain(config: SinkConfig, state: SinkCaches, batch: DataFrame) -> str:
@@ -77,6 +79,7 @@ def _ordered(
     bound = bind(config, frame, schema, changes, partition_columns=transaction.partition_columns)
     ordered, sequenced, partial = bound.config, bound.frame, bound.partial
     added = missing_columns(config, frame, schema)
+    _check_written(config, ordered, table, transaction, added)
     lines = []
     if config.before is not None:
         lines.append(f"  rows      without a key, by their contents, under ids in {ROW_ID}")
@@ -98,3 +101,21 @@ def _ordered(
         # No row has an id yet.
         ordered = replace(ordered, keys=(), on="false", before=config.before)
     return replace(ordered, columns=written, sequence_by=sequence), sequenced.drop(*added), None, lines
+
+
+def _check_written(
+    config: SinkConfig, ordered: SinkConfig, table: Table, transaction: Transaction, added: Collection[str]
+) -> None:
+    """Refuse a table that was written with other keys or another sequence, as the merge does.
+
+    Args:
+        config: The sink as the user configured it.
+        ordered: The sink as `bind` returned it.
+        table: The target.
+        transaction: The version that is read.
+        added: The columns that the sink will add to it.
+    """
+    if SEQUENCE in added:
+        check_holder(config, table, transaction)
+    elif config.keeps_tombstones:
+        written_state(config, ordered, table, transaction, had_registers=False)

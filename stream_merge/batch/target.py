@@ -28,7 +28,7 @@ from stream_merge.steps import reached
 from stream_merge.table.features import NTZ_FEATURE, writer_features
 from stream_merge.table.log_stores import check_log_store
 from stream_merge.tombstones.history import manifest_of
-from stream_merge.tombstones.manifest import TombstoneManifest
+from stream_merge.tombstones.store import fresh_state
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
@@ -198,7 +198,7 @@ def prepare_target(config: SinkConfig, batch: DataFrame, table: Table, transacti
         )
     missing = missing_columns(config, batch, schema)
     if SEQUENCE in missing:
-        _check_holder(table, transaction)
+        check_holder(config, table, transaction)
     transaction = _with_feature_of_types(table, transaction, missing)
     lacks_feature = config.keeps_tombstones and FEATURE not in writer_features(transaction.protocol)
     if lacks_feature:
@@ -235,13 +235,23 @@ def _with_feature_of_types(table: Table, transaction: Transaction, types: Mappin
     return table.begin()
 
 
-def _check_holder(table: Table, transaction: Transaction) -> None:
+def check_holder(config: SinkConfig, table: Table, transaction: Transaction) -> None:
     """Refuse a table whose rows have lost their sequence: every late change would be newer than they are.
 
+    Args:
+        config: The sink as the user configured it.
+        table: The table, which lacks the column `SEQUENCE`.
+        transaction: Its newest version.
+
     Raises:
-        ConfigurationChangedError: The column that held it has another name now, or is gone.
+        ConfigurationChangedError: The column that held it has another name now, or is gone; or the sink has another
+            sequence, whose parts the table does not have.
     """
-    holder = manifest_of(table, transaction, TombstoneManifest(keys=(), sequence=())).holder
+    fresh = fresh_state(config, table.spark)
+    state = manifest_of(table, transaction, fresh)
+    if config.keeps_tombstones:
+        state.check_options(table.name, fresh)
+    holder = state.holder
     if holder and holder != (SEQUENCE,):
         raise ConfigurationChangedError(
             f"{table.name}: the rows had their sequence in {', '.join(holder)}, which the table or the source does not "

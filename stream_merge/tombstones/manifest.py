@@ -127,8 +127,8 @@ class TombstoneManifest:
             **values,
         )
 
-    def check(self, name: str, expected: TombstoneManifest) -> None:
-        """Raise if the keys or the sequence differ from those that the table was written with.
+    def check_options(self, name: str, expected: TombstoneManifest) -> None:
+        """Raise if a sink has other keys or another sequence than the table was written with.
 
         Raises:
             ConfigurationChangedError: They differ.
@@ -136,6 +136,14 @@ class TombstoneManifest:
         check_keys(name, self.keys, expected.keys)
         if [*map(_spelt_alike, self.sequence)] != [*map(_spelt_alike, expected.sequence)]:
             raise _changed(name, "sequence_by", ", ".join(self.sequence), ", ".join(expected.sequence))
+
+    def check(self, name: str, expected: TombstoneManifest) -> None:
+        """Raise if the keys or the sequence differ from those that the table was written with, or a field in them does.
+
+        Raises:
+            ConfigurationChangedError: They differ.
+        """
+        self.check_options(name, expected)
         lost = [path for path in self.fields if path not in expected.fields]
         if lost:
             raise ConfigurationChangedError(
@@ -169,7 +177,8 @@ def _changed(name: str, what: str, theirs: str, mine: str) -> ConfigurationChang
         f"{name} was written with {what} {theirs}, and the sink now has {mine}: "
         "rows and remembered deletes cannot be compared. Restore the old configuration, or write to a new "
         "table; if the table was made to fit (its rows re-keyed, its sequences rewritten), "
-        "call reset_state() of the sink once."
+        "call reset_state() of the sink once.",
+        option=what,
     )
 
 

@@ -257,6 +257,42 @@ class TombstoneStore:
         return now
 
 
+def fresh_state(config: SinkConfig, spark: SparkSession) -> TombstoneManifest:
+    """Return the state of a table that remembers nothing yet."""
+    # A column's name need not be SQL.
+    parts = (part if isinstance(part, str) else expression_sql(spark, part) for part in config.sequence_parts)
+    return TombstoneManifest(keys=config.keys, sequence=tuple(parts))
+
+
+def written_state(
+    config: SinkConfig, ordered: SinkConfig, table: Table, transaction: Transaction, *, had_registers: bool
+) -> TombstoneManifest:
+    """Return the state of the version that is read, in terms of its columns.
+
+    Args:
+        config: The sink as the user configured it.
+        ordered: The sink as `bind` returned it.
+        table: The target.
+        transaction: The version that is read.
+        had_registers: As in `load_store`.
+
+    Raises:
+        ConfigurationChangedError: The table was written with other keys or another sequence.
+    """
+    schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
+    compared = {name.lower() for name in (*ordered.keys, *ordered.sequence_columns)}
+    fields = sorted(path for name in compared & schema.keys() for path in _fields_in(schema[name], name))
+    fresh = replace(
+        fresh_state(config, table.spark),
+        keys=ordered.keys,
+        older_columns=None if had_registers else (),
+        fields=tuple(fields),
+    )
+    state = manifest_of(table, transaction, fresh)
+    state.check(table.name, fresh)
+    return replace(state, holder=ordered.sequence_columns, fields=fresh.fields)
+
+
 def load_store(
     config: SinkConfig,
     ordered: SinkConfig,
@@ -285,20 +321,7 @@ def load_store(
     if not config.keeps_tombstones:
         return None
     schema = {f.name.lower(): f.dataType for f in transaction.struct_type.fields}
-    compared = {name.lower() for name in (*ordered.keys, *ordered.sequence_columns)}
-    fields = sorted(path for name in compared & schema.keys() for path in _fields_in(schema[name], name))
-    fresh = TombstoneManifest(
-        keys=ordered.keys,
-        # A column's name need not be SQL.
-        sequence=tuple(
-            part if isinstance(part, str) else expression_sql(table.spark, part) for part in config.sequence_parts
-        ),
-        older_columns=None if had_registers else (),
-        fields=tuple(fields),
-    )
-    state = manifest_of(table, transaction, fresh)
-    state.check(table.name, fresh)
-    state = replace(state, holder=ordered.sequence_columns, fields=fresh.fields)
+    state = written_state(config, ordered, table, transaction, had_registers=had_registers)
     absent = [key for key in ordered.keys if key.lower() not in schema]
     if absent:
         raise UnresolvedColumnError(

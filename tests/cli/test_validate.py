@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_merge import merge_sink
 from stream_merge.cli.checks.validate import validate
 from stream_merge.cli.file.load import PipelineFileError, load_pipeline
 from tests.debezium.avro import in_avro
@@ -373,6 +374,22 @@ def test_a_target_that_takes_the_rows(find, land, create_table, here):
     land({"id": 1, "name": "a"})
     create_table("id BIGINT, name STRING, at BIGINT", path=f"{here}/lake/orders")
     assert find(PIPELINE + FILES + TABLE + 'sequence_by = "at"\nquarantine = "./bad"\n') == []
+
+
+def test_a_target_that_was_written_with_other_keys_or_another_sequence(find, land, create_table, create_source, here):
+    create_table("id BIGINT, name STRING, at BIGINT", path=f"{here}/lake/orders")
+    written = merge_sink(f"{here}/lake/orders", keys="id", sequence_by="at")
+    written.merge(create_source("id BIGINT, name STRING, at BIGINT", [(1, "a", 1)]))
+    land({"id": 1, "name": "a", "at": 5})
+    text = PIPELINE + FILES + TABLE
+    assert find(text + 'sequence_by = "At"\n') == []
+    (keys,) = find(text.replace('["id"]', '["name"]') + 'sequence_by = "at"\n')
+    told = "./lake/orders was written with keys id, and the sink now has name: "
+    assert keys.startswith(f"pipeline.toml:9: tables[0].keys: {told}")
+    for other in ("id", "at + 1"):
+        (order,) = find(f'{text}sequence_by = "{other}"\n')
+        told = f"./lake/orders was written with sequence_by at, and the sink now has {other}: "
+        assert order.startswith(f"pipeline.toml:10: tables[0].sequence_by: {told}")
 
 
 def test_debezium_with_columns(find, land):

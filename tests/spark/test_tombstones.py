@@ -69,9 +69,13 @@ def test_another_configuration_is_refused(create_table, create_source, read_rows
         ({"keys": ["id", "v"]}, "keys"),
         ({"sequence_by": "at"}, "sequence_by"),
         ({"tie_break_by": "at"}, "sequence_by"),
+        ({"sequence_by": "seq + 1"}, "sequence_by"),
     ]:
-        with pytest.raises(ConfigurationChangedError, match=what):
-            keyed(path, **changed).merge(create_source(schema, [(1, "b", 2, 2, "u")]))
+        sink = keyed(path, **changed)
+        for call in (sink.merge, sink.explain):
+            with pytest.raises(ConfigurationChangedError, match=f"was written with {what} ") as refused:
+                call(create_source(schema, [(1, "b", 2, 2, "u")]))
+            assert refused.value.option == what
     assert latest_version(path) == version
     # What does not change the meaning is no change of the configuration.
     keyed(path, keys=["ID"], delete_when="op IN ('d', 't')").merge(create_source(schema, [(1, "b", 2, 2, "u")]))
@@ -165,6 +169,8 @@ def test_rows_that_have_lost_their_sequence(spark, create_table, create_source, 
     for _ in range(2):
         with pytest.raises(ConfigurationChangedError, match="had their sequence in seq, which"):
             sink.merge(late)
+        with pytest.raises(ConfigurationChangedError, match="had their sequence in seq, which"):
+            sink.explain(late)
     assert latest_version(path) == version
     assert read_rows(path, "v") == [Row(v="new")]
     sink.reset_state(spark)

@@ -28,7 +28,7 @@ from stream_merge.cli.query.tables import FoundTable, find_table, matching_table
 from stream_merge.debezium.decode_errors import decodable
 from stream_merge.debezium.fields import resolve_columns
 from stream_merge.debezium.settings import tells_keys
-from stream_merge.errors import ConfigError, StreamMergeError, UnresolvedColumnError
+from stream_merge.errors import ConfigError, ConfigurationChangedError, StreamMergeError, UnresolvedColumnError
 from stream_merge.sql import quote
 from stream_merge.table.log_stores import find_log_store_fault
 from stream_merge.tombstones.history import remembered_keys
@@ -303,6 +303,8 @@ class _TableCheck:
             sink.explain(rows.limit(0))
         except UnresolvedColumnError as error:
             yield self._fault(None, str(error).splitlines()[0])
+        except ConfigurationChangedError as error:
+            yield self._fault(error.option or "target", str(error).splitlines()[0])
         except StreamMergeError as error:
             yield self._fault("target", str(error).splitlines()[0])
 
