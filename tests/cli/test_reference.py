@@ -47,7 +47,8 @@ def test_rows_tell_type_default_bounds_and_meaning():
         "## `[metrics]`",
     ]
     assert (
-        "| `schema` | text | required | Columns of the files as DDL, for example `id BIGINT, name STRING`. |" in lines
+        "| `schema` | text | required | Columns of the files as DDL, for example `id BIGINT, name STRING`. Those of a "
+        "CSV file are in the order of the file. |" in lines
     )
     retention = next(line for line in configuration_reference().splitlines() if line.startswith("| `tombstone_ret"))
     assert retention.startswith(
