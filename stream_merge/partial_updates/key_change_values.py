@@ -59,7 +59,8 @@ def followed_moves(
         read_target: Gives the target's rows whose keys are among the structs `key` of a frame. Bounds, if given, limit
             the keys.
         moved: Gives the tombstones of earlier batches that hold values; None if there are none.
-        incomplete: Gives those of them that lack some of the row's values.
+        incomplete: Gives the departures of earlier batches some of whose values no tombstone holds; None if there are
+            none.
         deletes: Gives all tombstones of earlier batches; None if there are none.
         keep: Writes the batch's own tombstones.
         once: Keeps the expressions for other batches.
@@ -131,7 +132,7 @@ def _passed_on(
         carried: What rows of the batch carry to their new keys.
         moves: The moves of the batch.
         handed: The tombstones that hand values on in this batch.
-        incomplete: The tombstones of earlier batches that lack values.
+        incomplete: The departures of earlier batches that lack values.
         own: The tombstones of the batch's own departures.
         keep: Writes what is passed on.
     """

@@ -202,11 +202,31 @@ class Tombstones:
         values = [resolved.old_values[places[name.lower()]] for name in self.sequence]
         return sequence_struct(values) < self.column_of(sequence)
 
-    def read_moved(self, files: Sequence[TombstoneFile], *, only_lacking: bool = False) -> DataFrame | None:
-        """Return the tombstones that hold all, or only some, of a row's values in `moved`; None if there are none."""
-        wanted = [file for file in files if (file.num_lacking if only_lacking else file.num_moved)]
-        condition = _LACKS if only_lacking else "moved IS NOT NULL"
-        return self._with_moved(wanted).where(condition) if wanted else None
+    def read_moved(self, files: Sequence[TombstoneFile]) -> DataFrame | None:
+        """Return the tombstones that hold values of a row, in `moved`; None if there are none."""
+        wanted = [file for file in files if file.num_moved]
+        return self._with_moved(wanted).where("moved IS NOT NULL") if wanted else None
+
+    def read_lacking(self, files: Sequence[TombstoneFile]) -> DataFrame | None:
+        """Return the departures of rows some of whose values no tombstone holds; None if there are none.
+
+        Values that come later are in further tombstones of the departure, each of which lacks those of the others. So
+        `moved.unset` has the names that all of them lack, and there is no `moved.row`.
+        """
+        if not any(file.num_lacking for file in files):
+            return None
+        moved = self.read_moved(files)
+        assert moved is not None
+        # Older versions did not note `since`.
+        since = F.col("moved.since") if "since" in moved.select("moved.*").columns else F.lit(None)
+        tombstones = moved.select(*self._key_names, "sequence", "moved.to", "moved.unset", since.alias("since"))
+        if sum(file.num_moved for file in files) <= MAX_UNSHUFFLED_TOMBSTONES:
+            tombstones = tombstones.coalesce(1)
+        all_unset = F.collect_list("unset")
+        lacking = F.aggregate(all_unset, F.flatten(all_unset), F.array_intersect).alias("unset")
+        departures = tombstones.groupBy(*self._key_names, "sequence", "to").agg(lacking, F.max("since").alias("since"))
+        moved_of = F.struct("to", "unset", "since").alias("moved")
+        return departures.select(*self._key_names, "sequence", moved_of).where(_LACKS)
 
     def write(self, deletes: DataFrame, num_rows: int, highest: str | None, now_ms: int) -> TombstoneFile:
         """Write a tombstone for each delete; the rows have the source's columns.
@@ -352,7 +372,7 @@ class Tombstones:
         return reduce(_with_all_columns, typed)
 
     def _merge(self, rows: DataFrame) -> TombstoneFile | None:
-        """Write the newest tombstone of each key, and all tombstones that hold values, to one file."""
+        """Write the newest tombstone of each key, and those that hold values, each once, to one file."""
         has_moved = "moved" in rows.columns
         plain = rows.where("moved IS NULL") if has_moved else rows
         newest = plain.groupBy(*self._key_names).agg(
@@ -360,7 +380,7 @@ class Tombstones:
             F.max_by("deleted_ms", F.struct("sequence", "deleted_ms")).alias("deleted_ms"),
         )
         if has_moved:
-            newest = newest.unionByName(rows.where("moved IS NOT NULL"), allowMissingColumns=True)
+            newest = newest.unionByName(self._once_each(rows.where("moved IS NOT NULL")), allowMissingColumns=True)
         counts = [F.count("moved"), F.count_if(F.expr(_LACKS))] if has_moved else [F.lit(0), F.lit(0)]
         with persisted(newest) as newest:
             facts = summary(
@@ -377,6 +397,17 @@ class Tombstones:
                 num_lacking=facts[4],
                 highest=facts[5],
             )
+
+    def _once_each(self, moved: DataFrame) -> DataFrame:
+        """Return the oldest of the tombstones that hold the same values of a departure.
+
+        Earlier versions wrote one each time that the values came.
+        """
+        what = [F.col("moved.to").alias("to"), F.array_sort("moved.unset").alias("unset")]
+        oldest = moved.groupBy(*self._key_names, "sequence", *what).agg(
+            F.min_by("moved", "deleted_ms").alias("moved"), F.min("deleted_ms").alias("deleted_ms")
+        )
+        return oldest.drop("to", "unset")
 
     def highest(self, known: str | None, frames: Sequence[DataFrame]) -> str | None:
         """Return the highest of the known sequence, as JSON, and the column `sequence` of some frames.

@@ -212,8 +212,8 @@ class TombstoneStore:
         return self.tombstones.may_hold([file for file in self.state.files if file.num_moved], at)
 
     def incomplete(self) -> DataFrame | None:
-        """Return the tombstones that hold only some of a row's values; None if there are none."""
-        return self._read(lambda files: self.tombstones.read_moved(files, only_lacking=True))
+        """Return the departures of rows some of whose values no tombstone holds; None if there are none."""
+        return self._read(self.tombstones.read_lacking)
 
     def keep_moved(self, rows: DataFrame, *, at_once: bool) -> DataFrame | None:
         """Write tombstones that hold values, and return them as a reader sees them; None if there are none.

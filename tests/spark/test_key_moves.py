@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 
 from stream_merge import MergeSink, merge_sink
 from stream_merge.batch import reduce
 from stream_merge.partial_updates.fold import folded_changes
+from stream_merge.tombstones import files as tombstone_files
+from stream_merge.tombstones.files import Tombstones
+from stream_merge.tombstones.manifest import TombstoneFile
 from tests.conftest import CreateTable
 from tests.spark.drawing import LOGS, drawn
 from tests.spark.tables import recorded_state
@@ -199,6 +203,51 @@ class TestOneMove:
             sink.merge(create_source(SCHEMA, batch))
         expected = [Row(id=row + 3, a=f"A{row}", b=f"b{row}") for row in rows]
         assert sorted(read_rows(table, "id", "a", "b")) == expected
+
+    def test_a_value_that_passed_a_row_which_had_left_is_not_passed_again_beside_the_rows_own(
+        self, create_source, read_rows, table
+    ):
+        # Several rows, since which of two values wins is drawn by their hash.
+        rows = range(0, 80, 10)
+        sink = moving(table)
+        of_first_keys: list[tuple[Any, ...]] = []
+        of_other_keys: list[tuple[Any, ...]] = []
+        for row in rows:
+            of_first_keys += [upsert(row + 1, f"a{row}", f"b{row}", 1), delete(row + 1, 10, new=row + 2)]
+            of_other_keys += [upsert(row + 2, None, f"B{row}", 11, "a", old=row + 1), delete(row + 2, 20, new=row + 3)]
+            of_other_keys += [upsert(row + 3, None, None, 21, "a", "b", old=row + 2)]
+        expected = [Row(id=row + 3, a=f"a{row}", b=f"B{row}") for row in rows]
+        for batch in (of_other_keys, of_first_keys):
+            sink.merge(create_source(SCHEMA, batch))
+        assert sorted(read_rows(table, "id", "a", "b")) == expected
+        num_moved = sum(file.num_moved for file in recorded_state(table).files)
+        sink.merge(create_source(SCHEMA, of_first_keys + of_other_keys))  # and once more
+        assert sorted(read_rows(table, "id", "a", "b")) == expected
+        assert sum(file.num_moved for file in recorded_state(table).files) == num_moved
+
+    def test_values_that_an_earlier_version_wrote_several_times_are_kept_once(
+        self, create_source, read_rows, table, monkeypatch
+    ):
+        sink = moving(table)
+        of_other_keys = [upsert(2, None, "B", 11, "a", old=1), delete(2, 20, new=3)]
+        sink.merge(create_source(SCHEMA, of_other_keys))
+        sink.merge(create_source(SCHEMA, [delete(1, 10, new=2)]))
+        num_moved = sum(file.num_moved for file in recorded_state(table).files)
+
+        def tombstones_that_lack_values(self: Tombstones, files: Sequence[TombstoneFile]) -> DataFrame | None:
+            moved = self.read_moved(files)
+            return None if moved is None else moved.where("size(moved.unset) > 0")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Tombstones, "read_lacking", tombstones_that_lack_values)
+            sink.merge(create_source(SCHEMA, of_other_keys))
+        assert sum(file.num_moved for file in recorded_state(table).files) > num_moved
+        monkeypatch.setattr(tombstone_files, "MAX_FILES", 1)
+        arrival = upsert(3, None, None, 21, "a", "b", old=2)
+        while len(recorded_state(table).files) > 1:
+            sink.merge(create_source(SCHEMA, [arrival]))
+        assert sum(file.num_moved for file in recorded_state(table).files) == num_moved
+        assert read_rows(table, "id", "a", "b") == [Row(id=3, a="a1", b="B")]
 
     @pytest.mark.parametrize("is_split", [False, True], ids=["at once", "delete by itself"])
     def test_a_value_does_not_go_past_a_delete_to_the_next_row_of_the_key(
