@@ -15,7 +15,7 @@ from stream_merge.column_names import COLUMN_SEQUENCES, IS_CARRIED_OVER, IS_DELE
 from stream_merge.config import SinkConfig
 from stream_merge.merge.key_and_sequence import columns_of, key_names, key_struct, sequence_names
 from stream_merge.partial_updates.fold import place_in_order, sets
-from stream_merge.partial_updates.key_changes import Moves, joined_in_place, key_of_tombstone
+from stream_merge.partial_updates.key_changes import Moves, is_arrival, joined_in_place, key_of_tombstone
 from stream_merge.partial_updates.last_writer_wins import Origin, Register, is_reset, write_of, write_order
 from stream_merge.partial_updates.registers import PartialUpdates, order_of, register_sequence
 from stream_merge.sql import quote
@@ -66,11 +66,11 @@ class CarriedValues:
         return folded.select(*self._once("left registers", self._left))
 
     def _nothing_known(self) -> list[Column]:
-        nothing = ("order", "contents", "reset", "deleted", *self._writes)
+        nothing = ("order", "contents", "reset", "deleted", "arrived", *self._writes)
         return [F.col("from").alias("key"), *[F.lit(None).alias(name) for name in nothing]]
 
     def _newest_writes(self) -> list[Column]:
-        resets = [F.max(name).alias(name) for name in ("reset", "deleted")]
+        resets = [F.max(name).alias(name) for name in ("reset", "deleted", "arrived")]
         return [*resets, *[_newest(write).alias(write) for write in self._writes]]
 
     def _left(self) -> list[Column]:
@@ -103,8 +103,10 @@ class CarriedValues:
 
     def _records(self, changes: DataFrame) -> list[Column]:
         place = place_in_order(changes, self._order)
+        # What was handed on is older than the arrival that it belongs to.
+        more = [place["origin"].alias("origin"), F.when(~F.col(IS_CARRIED_OVER), self._order).alias("row_at")]
         writes = [
-            F.when(sets(name), write_of(F.col(quote(name)), self._order, place["origin"].alias("origin"))).alias(write)
+            F.when(sets(name), write_of(F.col(quote(name)), self._order, *more)).alias(write)
             for name, write in zip(self._partial.columns, self._writes, strict=True)
         ]
         return [
@@ -114,6 +116,7 @@ class CarriedValues:
             # A row comes to a free key. What the key had before belonged to another row.
             F.when(F.col(IS_DELETE) | F.col(IS_CARRIED_OVER), self._order).alias("reset"),
             F.when(F.col(IS_DELETE), self._order).alias("deleted"),
+            F.when(is_arrival(self._keys), self._order).alias("arrived"),
             *writes,
         ]
 
@@ -143,7 +146,7 @@ class CarriedValues:
 
     def _registers(self, columns: Sequence[str]) -> list[Column]:
         there = {name.lower() for name in columns}
-        origin = F.lit(Origin.IN_TARGET.value).alias("origin")
+        more = [F.lit(Origin.IN_TARGET.value).alias("origin"), self._order.alias("row_at")]
         writes = []
         for name, write in zip(self._partial.columns, self._writes, strict=True):
             sequence = self._order
@@ -151,13 +154,14 @@ class CarriedValues:
                 sequence = register_sequence(F.col(COLUMN_SEQUENCES), name, self._order)
             value = F.col(quote(name)) if name.lower() in there else F.lit(None)
             typed = value.cast(self._changes.schema[name].dataType)
-            writes.append(F.when(sequence.isNotNull(), write_of(typed, sequence, origin)).alias(write))
+            writes.append(F.when(sequence.isNotNull(), write_of(typed, sequence, *more)).alias(write))
         return [
             self._key.alias("key"),
             self._order.alias("order"),
             F.lit(0).cast("long").alias("contents"),
             F.lit(None).alias("reset"),
             F.lit(None).alias("deleted"),
+            F.lit(None).alias("arrived"),
             *writes,
         ]
 
@@ -269,12 +273,14 @@ def _newest(name: str) -> Column:
 
 
 def _since_reset(write: Column) -> Register:
-    """Return the register of the newest write, after the resets in `reset` and `deleted`."""
+    """Return the register of the newest write, after the resets in `reset`, `deleted` and `arrived`."""
     register = Register.of(write)
     is_gone = is_reset(register.sequence, F.col("reset"), comes_later=False)
     # Deletes of the batch come later than values of the target. All other resets come with a write, or before it.
     is_of_target = F.coalesce(write["origin"] == Origin.IN_TARGET.value, F.lit(False))
     is_gone |= is_of_target & is_reset(register.sequence, F.col("deleted"), comes_later=True)
+    # The row of the write was another one if it was older than the arrival, be its end yet to come.
+    is_gone |= is_reset(write["row_at"], F.col("arrived"), comes_later=False)
     return register.without(is_gone)
 
 

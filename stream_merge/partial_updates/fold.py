@@ -18,6 +18,7 @@ from stream_merge.column_names import (
     IS_UNRESOLVED,
     NEWEST_DELETE,
     NUM_SUPERSEDED,
+    OLD_KEY,
     RESERVED_PREFIX,
     UNSET,
 )
@@ -25,11 +26,13 @@ from stream_merge.config import SinkConfig
 from stream_merge.merge.key_and_sequence import columns_of
 from stream_merge.merge.source import is_delete
 from stream_merge.order.sequence import contents_hash, effect_hash, is_tied
+from stream_merge.partial_updates.key_changes import is_arrival
 from stream_merge.partial_updates.last_writer_wins import Origin, Register, is_reset, write_of, write_order
 from stream_merge.partial_updates.registers import PartialUpdates, column_sequences, order_of
 from stream_merge.sql import column_of, quote
 
 _ORDER = RESERVED_PREFIX + "order"
+_ARRIVAL = RESERVED_PREFIX + "arrival"
 _EFFECT = RESERVED_PREFIX + "effect"
 _RANK = RESERVED_PREFIX + "rank"
 
@@ -112,18 +115,21 @@ def _fold(changes: DataFrame, config: SinkConfig, written: Collection[str], part
     writes = {name: f"{RESERVED_PREFIX}set_{number}" for number, name in enumerate(partial.columns)}
     return _Fold(
         ordered=[place.alias(_ORDER), effect.alias(_EFFECT)],
-        ranked=_ranked(config, writes),
+        ranked=_ranked(config, partial, writes, has_moves=OLD_KEY in changes.columns),
         folded=_folded(changes.columns, partial, writes),
     )
 
 
-def _ranked(config: SinkConfig, writes: Mapping[str, str]) -> list[Column]:
+def _ranked(config: SinkConfig, partial: PartialUpdates, writes: Mapping[str, str], *, has_moves: bool) -> list[Column]:
     """Return the columns that compare the changes of a key.
 
     Args:
         config: The sink.
+        partial: What changes may set.
         writes: The name of the column for the newest write, by the name of the column that it writes.
+        has_moves: Whether the changes say what keys their rows had.
     """
+    assert partial.sequence is not None
     sequence, is_real = F.col(_ORDER)["sequence"], ~F.col(IS_CARRIED_OVER)
     of_key = Window.partitionBy(*columns_of(config.keys))
     newest_first = of_key.orderBy(F.col(_ORDER).desc())
@@ -131,12 +137,16 @@ def _ranked(config: SinkConfig, writes: Mapping[str, str]) -> list[Column]:
     all_newest_first = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
 
     def newest_write(name: str) -> Column:
-        write = F.when(sets(name), write_of(F.col(quote(name)), sequence))
+        write = F.when(sets(name), write_of(F.col(quote(name)), sequence, is_real.alias("is_real")))
         # The window is in `write_order`, so that the first write is the greatest.
         return F.first(write, ignorenulls=True).over(all_newest_first)
 
+    arrival = F.lit(None).cast(partial.sequence)
+    if has_moves:
+        arrival = F.max(F.when(is_arrival(config.keys), sequence)).over(of_key)
     return [
         F.max(F.when(F.col(IS_DELETE), sequence)).over(of_key).alias(NEWEST_DELETE),
+        arrival.alias(_ARRIVAL),
         (is_real & is_tied(sequence, F.col(_EFFECT), is_real, of_key)).alias(IS_TIED),
         (F.count(F.when(is_real, 1)).over(of_key) - F.when(is_real, 1).otherwise(0)).alias(NUM_SUPERSEDED),
         F.row_number().over(newest_first).alias(_RANK),
@@ -145,12 +155,14 @@ def _ranked(config: SinkConfig, writes: Mapping[str, str]) -> list[Column]:
 
 
 def _folded(columns: Sequence[str], partial: PartialUpdates, writes: Mapping[str, str]) -> list[Column]:
-    """Return the newest change of a key, with the key's registers since its newest delete."""
+    """Return the newest change of a key, with the registers that the key's row has since it was made or came."""
     assert partial.sequence is not None
     registers = {}
     for name, write in writes.items():
         newest = Register.of(F.col(write))
         is_gone = F.col(IS_DELETE) | is_reset(newest.sequence, F.col(NEWEST_DELETE), comes_later=False)
+        is_other_rows = is_reset(newest.sequence, F.col(_ARRIVAL), comes_later=False)
+        is_gone |= F.col(write)["is_real"] & is_other_rows
         registers[name] = newest.without(is_gone)
     sequences = {name: register.sequence.cast(partial.sequence) for name, register in registers.items()}
     never = dict.fromkeys(partial.unwritten, F.lit(None).cast(partial.sequence))

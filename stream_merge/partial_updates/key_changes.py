@@ -145,6 +145,11 @@ def _needy(changes: DataFrame, config: SinkConfig, partial: PartialUpdates, once
     return moves.withColumn("is_needy", is_needy).where("is_needy").select("departs", "from", "to", "at").distinct()
 
 
+def is_arrival(keys: Sequence[str]) -> Column:
+    """Return whether a change of a batch with `OLD_KEY` brings a row that had another key."""
+    return ~F.col(IS_DELETE) & F.col(OLD_KEY).isNotNull() & ~F.col(OLD_KEY).eqNullSafe(key_struct(columns_of(keys)))
+
+
 def _needs(config: SinkConfig, partial: PartialUpdates) -> tuple[Column, Sequence[Column], Column]:
     """Return which changes are moves, the columns of a move, and whether it needs values or hands them on."""
     key = key_struct(columns_of(config.keys))

@@ -9,7 +9,9 @@ it:
   `Register.without`.
 
 When a row gets another key, it hands on its registers: the new key receives each write with the sequence of the
-departure, and the departure resets what the new key had before, since that belonged to another row.
+departure, and the departure resets what the new key had before, since that belonged to another row. So does the
+arrival, except what was handed on: its departure may come later, and so may the TRUNCATE that freed the key. Only the
+table's row keeps what it has until either of them comes.
 
 Three places use the algebra. The fold of a batch sorts the writes of a key by `write_order`. For a row that leaves its
 key, an aggregate takes the greatest. The MERGE's UPDATE joins the target's register with that of the fold.

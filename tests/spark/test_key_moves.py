@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from collections.abc import Sequence
@@ -291,6 +292,55 @@ class TestOneMove:
         assert len(recorded_state(table).files) <= max_files
         sink.merge(create_source(SCHEMA, [upsert(2, "A", None, 11, "b", old=1)]))
         assert read_rows(table, "id", "a", "b") == [Row(id=2, a="A", b="b1")]
+
+
+class TestLateTruncates:
+    """A row comes to a free key: if the table still has another there, its end is yet to come."""
+
+    @pytest.mark.parametrize(
+        "ends",
+        [(4,), (1, 4), (2, 4), (3, 4)],
+        ids=["together", "other row first", "departure by itself", "next arrival by itself"],
+    )
+    def test_values_of_the_row_that_had_the_key_before_do_not_go_with_the_one_that_comes_to_it(
+        self, create_source, read_rows, table, ends
+    ):
+        sink = moving(table, truncate_when="op = 't'")
+        read_first = [
+            upsert(2, "other", "other", 2),
+            upsert(2, None, None, 11, "a", "b", old=1),
+            delete(2, 20, new=3),
+            upsert(3, None, None, 21, "a", "b", old=2),
+        ]
+        truncate = (None, None, None, None, 5, "t", [], None, None)
+        read_last = [truncate, upsert(1, "a7", "b7", 7), delete(1, 10, new=2)]
+        for begin, end in itertools.pairwise((0, *ends)):
+            sink.merge(create_source(SCHEMA, read_first[begin:end]))
+        sink.merge(create_source(SCHEMA, read_last))
+        assert read_rows(table, "id", "a", "b") == [Row(id=3, a="a7", b="b7")]
+        for batch in (read_first, read_last):  # and once more
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b") == [Row(id=3, a="a7", b="b7")]
+
+    def test_an_arrival_that_comes_again_keeps_the_values_that_followed_its_row(self, create_source, read_rows, table):
+        """They are older than the arrival, as those of the row that had the key before."""
+        sink = moving(table)
+        arrival = upsert(2, "A", None, 11, "b", old=1)
+        for batch in (
+            [arrival],
+            [delete(1, 10, new=2)],
+            [arrival],
+            [arrival, upsert(2, "A2", None, 12, "b")],
+            [arrival, delete(2, 20, new=3)],
+            [arrival, upsert(3, None, None, 21, "a", "b", old=2)],
+        ):
+            sink.merge(create_source(SCHEMA, batch))
+        assert read_rows(table, "id", "a", "b") == [Row(id=3, a="A2", b="b1")]
+
+    def test_a_change_that_names_the_key_that_the_row_keeps_is_no_arrival(self, create_source, read_rows, table):
+        sink = moving(table)
+        sink.merge(create_source(SCHEMA, [upsert(1, "A", None, 11, "b", old=1)]))
+        assert read_rows(table, "id", "a", "b") == [Row(id=1, a="A", b="b1")]
 
 
 class TestTies:
