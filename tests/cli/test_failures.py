@@ -1,9 +1,11 @@
 """What is said of the failure of a query, and whether it is tried again."""
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from stream_merge.cli.errors import ExitCode, PipelineError
 from stream_merge.cli.query.failures import describe
+from stream_merge.cli.query.sources import read_stream
 from stream_merge.errors import (
     CommitConflictError,
     ConfigError,
@@ -254,3 +256,17 @@ def test_a_mistake_in_the_file_is_told_without_its_surroundings():
     mistake = PipelineError("The columns of orders are not known.", ExitCode.USAGE)
     failure = describe(RouterError("router: batch 0", {"orders": mistake}, ["orders (table ./t): PipelineError: x"]))
     assert (failure.sentence, failure.exit_code) == ("The columns of orders are not known.", ExitCode.USAGE)
+
+
+def test_a_csv_file_whose_header_does_not_fit_the_schema(spark, make_pipeline, tmp_path):
+    (tmp_path / "1.csv").write_text("name,id\n7,1\n")
+    schema = {"format": "files", "path": str(tmp_path), "file_format": "csv", "schema": "id BIGINT, name STRING"}
+    stream = read_stream(spark, make_pipeline({**schema, "options": {"header": "true"}}).source)
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(StreamingQueryException) as caught:
+        query.trigger(availableNow=True).start().awaitTermination()
+    failure = describe(caught.value)
+    assert not failure.is_retriable
+    assert failure.sentence.startswith("A CSV file has other columns in its header than schema in [source], or has ")
+    told = f"Header: name, id Schema: id, name Expected: id but found: name CSV file: file://{tmp_path}/1.csv. Correct "
+    assert told in failure.sentence
