@@ -133,38 +133,32 @@ def format_profile(batches: Sequence[Batch]) -> Iterator[str]:
     yield ""
     yield "| | begins at, ms | takes, ms | tasks | of them processor time, ms |"
     yield "|---|---|---|---|---|"
+    took = {phase: statistics.median([batch.phases.get(phase, 0) for batch in batches]) for phase in PHASES}
+    jobs = _median_jobs(batches)
     begins = 0.0
     for phase in PHASES:
-        took = statistics.median([batch.phases.get(phase, 0) for batch in batches])
-        yield f"| **{phase}** | {begins:.0f} | {took:.0f} | | |"
-        inside = [
-            [job for job in batch.jobs if _phase_of(job, batch) == phase]
-            for batch in batches
-            if len(batch.jobs) == statistics.mode([len(each.jobs) for each in batches])
-        ]
-        for number in range(min(map(len, inside), default=0)):
-            alike = [jobs[number] for jobs in inside]
-            start, ms, tasks, cpu = (
-                statistics.median([getattr(job, name) for job in alike])
-                for name in ("start", "ms", "num_tasks", "cpu_ms")
-            )
-            name = statistics.mode([job.name for job in alike])
-            yield f"| job: {name} | {start:.0f} | {ms:.0f} | {tasks:.0f} | {cpu:.0f} |"
-        begins += took
+        yield f"| **{phase}** | {begins:.0f} | {took[phase]:.0f} | | |"
+        begins += took[phase]
+        while jobs and (jobs[0].start < begins or phase == PHASES[-1]):
+            job = jobs.pop(0)
+            yield f"| job: {job.name} | {job.start:.0f} | {job.ms:.0f} | {job.num_tasks:.0f} | {job.cpu_ms:.0f} |"
     busy = statistics.median([batch.busy_ms for batch in batches])
     yield ""
     idle = statistics.median([batch.ms - batch.busy_ms for batch in batches])
     yield f"A job runs for {busy:.0f} ms, none for {idle:.0f} ms."
 
 
-def _phase_of(job: Job, batch: Batch) -> str:
-    """Return the phase in which a job begins."""
-    until = 0.0
-    for phase in PHASES:
-        until += batch.phases.get(phase, 0)
-        if job.start < until:
-            return phase
-    return PHASES[-1]
+def _median_jobs(batches: Sequence[Batch]) -> list[Job]:
+    """Return the jobs of most batches in their order, each with its medians."""
+    number = statistics.mode([len(batch.jobs) for batch in batches])
+    ordered = [sorted(batch.jobs, key=lambda job: job.start) for batch in batches if len(batch.jobs) == number]
+    found = []
+    for alike in zip(*ordered, strict=True):
+        start, ms, num_tasks, cpu_ms = (
+            statistics.median([getattr(job, name) for job in alike]) for name in ("start", "ms", "num_tasks", "cpu_ms")
+        )
+        found.append(Job(statistics.mode([job.name for job in alike]), start, ms, round(num_tasks), cpu_ms))
+    return sorted(found, key=lambda job: job.start)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
