@@ -26,6 +26,7 @@ from stream_merge.errors import (
 
 JVM_ERRORS: tuple[type[Exception], ...] = (Py4JJavaError, PySparkException)
 """Raised by a failed call into the JVM, whether or not PySpark or delta-spark translates it."""
+_NO_FILE: tuple[type[Exception], ...] = (OSError, *JVM_ERRORS)
 
 _PIECE = 4096
 """Bytes: base64-encoded, less than the 8 KB that py4j sends at a time."""
@@ -194,7 +195,7 @@ def _through_a_file(jvm: Any, written: Any, size: int) -> bytes | None:
             finally:
                 stream.close()
             content = file.read()
-    except (OSError, Py4JJavaError):  # a full disk, say, which the merge may not need
+    except _NO_FILE:  # a full disk, say, which the merge may not need
         return None
     # The JVM might have a file system of its own.
     return content if len(content) == size else None

@@ -44,8 +44,8 @@ def run_side_by_side(
     """Run the tasks in order, at most `max_parallel` at a time, and return when all started ones have ended.
 
     If one at a time is enough, the calling thread runs them. Otherwise new threads do, with the caller's local
-    properties of Spark: its job group (so that stopping the query ends their jobs), its pool and its execution id. In
-    both cases the session is the active one, whose settings count: in a new thread it would be the application's.
+    properties of Spark: its job group (so that stopping the query ends their jobs), its pool and its execution id. The
+    session is active in them: Delta takes the settings of the active one, which would be the application's.
 
     Args:
         spark: The session of the tasks.
@@ -56,8 +56,7 @@ def run_side_by_side(
     work = _Work(spark, tasks, may_begin)
     num_threads = min(max_parallel, len(tasks))
     if num_threads <= 1:
-        with active(spark):
-            work.do()
+        work.do()
     else:
         work.do_in_threads([InheritableThread(target=work.do_in_thread, session=spark) for _ in range(num_threads)])
     work.outcomes.pending = list(work.waiting)

@@ -136,6 +136,8 @@ def changes(
             )
     else:
         fields = resolve_columns(columns)
+        if ROUTED_FROM in fields:
+            fields[ROUTED_FROM] = replace(fields[ROUTED_FROM], is_in_key_only=True)
         keys = learn_keys(records) if keys is None else keys
     settings = Settings(
         fields=fields,

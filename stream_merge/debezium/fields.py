@@ -68,8 +68,9 @@ class Field:
         element: The elements of an array, or the values of a map, if this field does not describe them.
         fields: The fields of a struct, by name, if their types do not describe them.
         sent_as: The name of the column in the messages, if that is another one.
-        is_in_key_only: Whether records have the value in their key alone, and not in their row. `learn_columns` finds
-            such columns: Debezium's ByLogicalTableRouter, for example, adds to the key which table a record is from.
+        is_in_key_only: Whether records have the value in their key alone, and not in their row, so that it is the same
+            in the old key of a row that gets another one. `learn_columns` finds such columns, and `changes` knows that
+            of Debezium's ByLogicalTableRouter.
     """
 
     type: str | T.DataType

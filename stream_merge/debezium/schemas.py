@@ -211,7 +211,9 @@ def _with_fields_of_key(
     spellings: Sequence[Spelling], keys: Sequence[str], rows: Sequence[Row], known: LearntColumns | None
 ) -> tuple[Spelling, ...]:
     """Return spellings that have the key columns, too, which are in the records' keys and not in their rows."""
-    lacking = [name for name in keys if name not in spellings[-1].fields]
+    # A name that differs in case alone is a mistake, and no other column.
+    there = {name.lower() for name in spellings[-1].fields}
+    lacking = [name for name in keys if name.lower() not in there]
     if not lacking:
         return tuple(spellings)
     members, earlier = key_members(rows), {} if known is None else known.fields

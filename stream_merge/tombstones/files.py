@@ -399,13 +399,13 @@ class Tombstones:
             )
 
     def _once_each(self, moved: DataFrame) -> DataFrame:
-        """Return the oldest of the tombstones that hold the same values of a departure.
+        """Return the oldest of the tombstones that hold the same values of a departure, kept as long as the newest.
 
         Earlier versions wrote one each time that the values came.
         """
         what = [F.col("moved.to").alias("to"), F.array_sort("moved.unset").alias("unset")]
         oldest = moved.groupBy(*self._key_names, "sequence", *what).agg(
-            F.min_by("moved", "deleted_ms").alias("moved"), F.min("deleted_ms").alias("deleted_ms")
+            F.min_by("moved", "deleted_ms").alias("moved"), F.max("deleted_ms").alias("deleted_ms")
         )
         return oldest.drop("to", "unset")
 

@@ -239,6 +239,14 @@ def test_what_learn_may_return(spark):
         merge_sink("/none", learn=debezium.learn_options).merge(rows)
 
 
+def test_a_key_in_another_case_is_no_column_of_its_own(spark):
+    parts = [{"type": "struct", "field": "after", "optional": True, "fields": [ID]}, {"field": "op", "type": "string"}]
+    value = with_schema([*parts, {"type": "struct", "field": "source", "fields": []}], envelope("c", {"id": 1}))
+    records = frame_of(spark, record(with_schema([{"field": "Id", "type": "int64"}], {"Id": 1}), value))
+    with pytest.raises(ConfigError, match=r"key 'Id' is not among the columns id$"):
+        debezium.changes(records)
+
+
 def test_shards_that_come_as_one_topic(spark, tmp_path, read_rows):
     """As ByLogicalTableRouter sends them: the key alone tells which table a row is from."""
     identifier = {"field": SHARD, "type": "string"}
@@ -275,6 +283,10 @@ def test_shards_that_come_as_one_topic(spark, tmp_path, read_rows):
     # Only records without a value, whose keys have no schema part.
     assert merge(1, record({"id": 1, SHARD: "s1"}, None)) == [(1, "s1", "s1"), (1, "s2", "s2")]
     # The headers have the key as the connector sent it.
+    given = {name: field.data_type for name, field in learnt.fields.items()}
+    arrival = of_shard("s2", 2, row("c", 2, PLACEHOLDER, 20), **{"__debezium.oldkey": {"id": 1}})
+    (change,) = debezium.changes(frame_of(spark, arrival), given).collect()
+    assert (change["_change"]["old_key"], change[SHARD]) == (Row(**{"id": 1, SHARD: "s2"}), "s2")
     moved = (
         of_shard("s2", 1, row("d", 1, None, 20), **{"__debezium.newkey": {"id": 2}}),
         of_shard("s2", 2, row("c", 2, PLACEHOLDER, 20), **{"__debezium.oldkey": {"id": 1}}),

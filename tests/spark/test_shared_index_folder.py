@@ -4,12 +4,14 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stream_merge import merge_sink
 from stream_merge.bridge.table import open_table
 from stream_merge.key_index import index as key_index
 from stream_merge.key_index import stored
+from stream_merge.key_index.segment import Segment
 from stream_merge.merge.locate import index_lookup
 from tests.spark.delta_log import latest_version, read_actions
 
@@ -88,6 +90,10 @@ def test_what_is_no_file_and_a_disk_that_is_gone(create_source, read_rows, folde
     monkeypatch.setattr(Path, "unlink", unlink)
     result = merge_sink(path, keys="k", locator="index").merge(create_source(SCHEMA, [(3, -3)]))
     assert (result.locator, result.num_target_rows_updated) == ("index", 1)
+    index = key_index.KeyIndex()
+    index._runs.append(key_index._Run(Segment((), np.array([], dtype=np.int32)), local=folder / "run.arrow"))
+    index.clear()
+    assert len(index) == 0
     monkeypatch.undo()
     assert {row["k"]: row["v"] for row in read_rows(path)} == {
         key: -key if key in (1, 2, 3) else key for key in range(100)
