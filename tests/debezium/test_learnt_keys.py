@@ -239,6 +239,7 @@ def test_what_learn_may_return(spark):
         merge_sink("/none", learn=debezium.learn_options).merge(rows)
 
 
+@pytest.mark.every_case
 def test_a_key_in_another_case_is_no_column_of_its_own(spark):
     parts = [{"type": "struct", "field": "after", "optional": True, "fields": [ID]}, {"field": "op", "type": "string"}]
     value = with_schema([*parts, {"type": "struct", "field": "source", "fields": []}], envelope("c", {"id": 1}))

@@ -15,6 +15,8 @@ from stream_merge.key_index.segment import Segment
 from stream_merge.merge.locate import index_lookup
 from tests.spark.delta_log import latest_version, read_actions
 
+pytestmark = pytest.mark.every_case
+
 SCHEMA = "k bigint, v bigint"
 
 
