@@ -137,6 +137,8 @@ def _plain_logs() -> Iterator[None]:
 STRATEGIES = ("copy_on_write", "merge_on_read")
 FOLDERS_OF_MANY = ("spark", "streaming", "debezium")
 """Where a test that needs Spark is one of many about the same rooms of the library."""
+LONG_TIER = Path(__file__).with_name("long_tier.txt")
+"""Names tests that the suite leaves to the long tier; `tests/choose_suite.py` writes it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -147,6 +149,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-strategy", action="store_true", help="run all tests as if they were marked any_strategy")
     parser.addoption("--one-in", type=int, default=1, help="run one test in so many; their names draw which")
     parser.addoption(
+        "--all-drawn", action="store_true", help="run those too that tests/long_tier.txt names: to write it anew"
+    )
+    parser.addoption(
         "--long",
         action="store_true",
         help="run those marked long too, all of those marked one_in, with both strategies",
@@ -154,8 +159,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests to the long tier by the markers `long`, `one_in` and `any_strategy`, and half of what needs Spark,
-    unless one is asked for by its full name."""
+    """Leave tests to the long tier by the markers `long`, `one_in` and `any_strategy`, half of what needs Spark, and
+    what `LONG_TIER` names, unless one is asked for by its full name."""
     if config.getoption("--long") or any("::" in name for name in config.args):
         return
     is_one_enough = config.getoption("--one-strategy")
@@ -168,6 +173,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and (both or _is_drawn(item) or not (is_one_enough or item.get_closest_marker("any_strategy")))
     ]
     kept = kept if both else _without_half_of_those_on_spark(kept)
+    if not (both or is_one_enough or config.getoption("--all-drawn")):
+        left = {name for name in LONG_TIER.read_text(encoding="utf-8").splitlines() if not name.startswith("#")}
+        kept = [item for item in kept if item.nodeid not in left]
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     # Modules are handed to the workers in this order: a long one at the end would leave the other worker with nothing
     # to do.

@@ -16,7 +16,7 @@ from stream_merge import debezium, merge_sink
 from tests.debezium.captures import DEMO, EVENT_SCHEMA, as_records
 from tests.debezium.records import PLACEHOLDER, envelope, frame_of, record, with_schema
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.always]
 
 ROOT = Path(__file__).parents[1]
 

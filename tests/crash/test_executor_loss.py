@@ -23,7 +23,7 @@ from tests.streaming.child_session import child_conf, last_lines, run_child
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.always]
 
 SINKS = ("keys", "clauses", "ordered", "partial", "quarantine", "router", "evolving", "decoded")
 

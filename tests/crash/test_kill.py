@@ -29,7 +29,7 @@ from tests.streaming.streams import Batch, ChangeFiles, count, query_id, recorde
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.always]
 
 ALL_STEPS = (*STEPS[1:], BEFORE_CHECKPOINT_COMMIT)
 """All but the first, at which no more has happened than at the second."""

@@ -52,6 +52,7 @@ def rows_of(spark, path):
     return canonical_rows((row.asDict() for row in plain.collect()), **SHOP)
 
 
+@pytest.mark.always
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("directory", "table", "number", "deletion_vectors"),

@@ -83,6 +83,7 @@ MERGED = {
 }
 
 
+@pytest.mark.always
 @pytest.mark.slow
 @pytest.mark.any_strategy
 @pytest.mark.parametrize("capture", MERGED)

@@ -15,7 +15,7 @@ from tests.model.walk import Walk
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.any_strategy, pytest.mark.slow]
+pytestmark = [pytest.mark.any_strategy, pytest.mark.slow, pytest.mark.always]
 
 NUM_TRACES = 1
 """How many traces of each model are walked without --long: the richest are the first, and each takes Spark seconds."""

@@ -66,6 +66,7 @@ def machine(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> No
         TableMachine.faults = FaultyFileSystem(spark, tmp_path_factory.mktemp("filesystem"))
 
 
+@pytest.mark.always
 @pytest.mark.slow
 def test_a_table_agrees_with_its_model_whatever_happens_to_it() -> None:
     if not MINUTES:

@@ -29,7 +29,7 @@ from tests.spark.random_merges import Column, RandomHistory, RandomMerge, Random
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.always]
 
 SEEN: set[str] = set()
 """Merges that agreed. Hypothesis tries variations of each, of which half differ in nothing but the rows."""

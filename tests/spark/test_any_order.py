@@ -25,7 +25,7 @@ from tests.spark.drawing import LOGS, delivered, drawn
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.any_strategy]
+pytestmark = [pytest.mark.slow, pytest.mark.any_strategy, pytest.mark.always]
 
 NUM_BATCHES = 4
 SEEDS = st.integers(0, 2**32)

@@ -14,6 +14,8 @@ from pyspark.sql import Row
 from stream_merge import merge_sink
 from tests.spark.delta_log import actions_of, latest_version
 
+pytestmark = pytest.mark.always
+
 LONG = Decimal(1234567890123456789)
 THIRD = Decimal("0.333333333333333333")
 

@@ -19,6 +19,8 @@ from tests.spark.statistics_oracle import Leaf, check_statistics, held_files, le
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.always
+
 UTC = dt.timezone.utc
 NAN, INFINITY = float("nan"), float("inf")
 CLEF, LAST_OF_PLANE = "\U0001d11e", "\uffff"

@@ -26,7 +26,7 @@ from tests.spark.test_agrees_with_delta import class_of, create_table, error_of,
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.always]
 
 
 @dataclass(frozen=True, slots=True)

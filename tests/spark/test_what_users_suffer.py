@@ -25,7 +25,7 @@ from tests.streaming.streams import ChangeFiles, recorded_ids, run, run_to_failu
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.any_strategy
+pytestmark = [pytest.mark.any_strategy, pytest.mark.always]
 
 CHANGES = "id INT, v STRING, seq BIGINT, op STRING"
 TARGET = "id INT, v STRING, seq BIGINT"

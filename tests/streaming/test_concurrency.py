@@ -35,6 +35,7 @@ def until_committed(action: Callable[[], object]) -> None:
     raise AssertionError(f"conflicted {ATTEMPTS} times")
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("strategy", "keys"),
     [

@@ -79,6 +79,7 @@ def write_beside(spark: SparkSession, target: str) -> Callable[[str], Callable[[
     return prepare
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("strategy", "name"), CASES)
 def test_the_merge_comes_after_the_other_writer(spark, target, write_beside, at_step, create_source, strategy, name):
     statement, expected = OTHER_WRITERS[name]

@@ -20,6 +20,8 @@ from tests.streaming.child_session import child_conf, last_lines, run_child
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.always
+
 JAVA_SOURCE = Path(__file__).parent / "logstore" / "LostAnswerLogStore.java"
 
 CREATED = ["CREATE TABLE", "WRITE"]
