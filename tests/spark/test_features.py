@@ -169,6 +169,7 @@ class TestAppendOnly:
         assert read_rows(path) == [Row(id=1, v=1), Row(id=2, v=2)]
 
 
+@pytest.mark.always
 class TestRowTracking:
     def test_row_ids_are_kept_as_merge_keeps_them(self, spark, create_table, create_source, tmp_path, deletion_vectors):
         path = create_table(
@@ -392,6 +393,7 @@ class TestVariants:
             sink.merge(source.selectExpr("id", "n", "parse_json(json) AS doc"))
         assert self.documents(spark, path) == [(1, '{"n":2}'), (2, '{"n":3}')]
 
+    @pytest.mark.always
     def test_delta_s_own_merge_writes_the_same(self, spark, create_table, create_source, tmp_path, deletion_vectors):
         path = create_table("id INT, n INT, doc VARIANT", deletion_vectors=deletion_vectors)
         spark.sql(f"INSERT INTO delta.`{path}` SELECT id, id, parse_json('[' || id || ']') FROM range(5) AS t(id)")

@@ -22,6 +22,7 @@ COLLIDING = (
 )
 
 
+@pytest.mark.always
 @pytest.mark.core
 def test_keys_that_only_the_cast_makes_equal_are_one(create_table, create_source, read_rows, deletion_vectors):
     path = create_table("k INT, s BIGINT, v STRING", deletion_vectors=deletion_vectors)
@@ -33,6 +34,7 @@ def test_keys_that_only_the_cast_makes_equal_are_one(create_table, create_source
     assert read_rows(path) == [Row(k=2, s=1, v="two")]
 
 
+@pytest.mark.always
 def test_keys_that_only_the_cast_makes_equal_match_one_row(create_table, create_source, read_rows, deletion_vectors):
     """Without a sequence nothing decides between them, as for Delta's MERGE."""
     path = create_table("k INT, v STRING", [(1, "old")], deletion_vectors=deletion_vectors)
@@ -128,6 +130,7 @@ def test_what_users_see_of_a_char_key_has_its_blanks(create_table, create_source
     assert sorted(row["v"] for row in read_rows(path)) == ["[a  ]", "z"]
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("kind", "key"), [("DOUBLE", 1.5), ("STRING", "1.5"), ("DECIMAL(3,1)", "1.5")])
 def test_a_delete_of_another_key_leaves_no_tombstone_on_the_one_it_is_cast_to(
     spark, create_table, create_source, read_rows, deletion_vectors, kind, key
@@ -140,6 +143,7 @@ def test_a_delete_of_another_key_leaves_no_tombstone_on_the_one_it_is_cast_to(
     assert read_rows(path) == [Row(k=1, s=5, gone=False)]
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("locator", ["index", "scan"])
 def test_hostile_keys_are_told_apart(create_table, create_source, read_rows, locator):
     one, other = COLLIDING
@@ -163,6 +167,7 @@ def test_composite_keys_of_one_text_are_told_apart(create_table, create_source, 
     assert len(read_rows(path)) == 5
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("locator", ["index", "scan"])
 def test_a_rename_that_swaps_two_columns_moves_the_key(spark, create_table, create_source, read_rows, locator):
     path = create_table(
@@ -189,6 +194,7 @@ def berlin(monkeypatch):
     time.tzset()
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("hour", ["00:30", "01:30"])
 def test_an_insert_in_the_hour_that_comes_twice_is_seen(spark, create_table, at_step, berlin, deletion_vectors, hour):
     path = create_table("k INT, at TIMESTAMP, v INT", deletion_vectors=deletion_vectors, partition_by=["at"])
@@ -200,6 +206,7 @@ def test_an_insert_in_the_hour_that_comes_twice_is_seen(spark, create_table, at_
     assert [tuple(found) for found in rows] == [(1, f"2024-10-27 {hour}:00", 1)]
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("locator", ["scan", "index"])
 def test_texts_that_are_not_utf_8_do_not_hide_others(
     spark, create_table, read_rows, deletion_vectors, locator, tmp_path
@@ -306,6 +313,7 @@ def test_a_partition_whose_name_is_not_utf_8(spark, create_table, deletion_vecto
     assert [tuple(row) for row in rows] == [(1, 3)]
 
 
+@pytest.mark.always
 def test_structs_are_compared_field_by_field_of_the_same_name(create_table, create_source, read_rows, deletion_vectors):
     path = create_table("k STRUCT<a: INT, b: INT>, v STRING", deletion_vectors=deletion_vectors)
     sink = merge_sink(path, keys="k", sequence_by="s.x", delete_when="v IS NULL", except_columns="s")

@@ -21,7 +21,7 @@ from stream_merge.partial_updates.last_writer_wins import Origin, Register, is_r
 from tests.random.model import place
 from tests.spark.drawing import drawn
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.always]
 
 SEEDS = st.integers(0, 2**32)
 SEQUENCES = (None, 1, 2, 3, 4)

@@ -18,6 +18,7 @@ from tests.spark.tables import files_below, place_of
 KEYS = {"string": str, "bigint": int, "date": lambda key: f"{1970 + key // 300}-01-{key % 28 + 1:02d}"}
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("key_type", "locator"),
     [

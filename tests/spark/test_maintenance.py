@@ -114,6 +114,7 @@ def test_partitions_column_mapping_and_change_feed(eager, spark, create_table, a
     assert len(change_rows(spark, path, latest_version(path) - 1)) == 6 * 2 + 2
 
 
+@pytest.mark.always
 def test_row_ids_and_commit_versions_stay(eager, spark, create_table, create_source):
     path = create_table(SCHEMA, ROWS, deletion_vectors=True, properties={"delta.enableRowTracking": "true"})
     tracked = ["id", "n", "_metadata.row_id", "_metadata.row_commit_version"]

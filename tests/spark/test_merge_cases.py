@@ -37,7 +37,7 @@ from tests.spark.delta_log import latest_version, row_metrics
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.any_strategy, pytest.mark.one_in(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.any_strategy, pytest.mark.one_in(3), pytest.mark.always]
 
 CASES = {case.id: case for case in load_cases()}
 CORE = [case.id for case in CASES.values() if not case.schema_evolution][::12]

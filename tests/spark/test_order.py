@@ -26,6 +26,7 @@ def keyed(path: str, **options: Any) -> MergeSink:
     return merge_sink(path, **{"keys": "id", "sequence_by": "seq", "delete_when": "op = 'd'", **options})
 
 
+@pytest.mark.always
 @pytest.mark.core
 class TestResurrection:
     """P9: deletes that come before older changes of their key."""
@@ -77,6 +78,7 @@ class TestResurrection:
         assert "domainMetadata" not in spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()[0]["tableFeatures"]
 
 
+@pytest.mark.always
 class TestOrder:
     def test_a_sink_without_a_sequence_is_told_what_it_undoes(self, create_table, create_source, read_rows, caplog):
         path = create_table(TARGET, [(1, "a", 1)])

@@ -525,6 +525,7 @@ def draw_logs(seed: int) -> Logs:
     return Logs(rows, [draw.sample(batch, len(batch)) for batch in batches])
 
 
+@pytest.mark.always
 @pytest.mark.slow
 def test_any_split_repetition_and_order_gives_the_database_s_rows(
     spark: SparkSession, create_table: CreateTable, deletion_vectors: bool, tmp_path: Path

@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from stream_merge import merge_sink
 from stream_merge.errors import SchemaMismatchError, StreamMergeError
 
-pytestmark = pytest.mark.any_strategy
+pytestmark = [pytest.mark.any_strategy, pytest.mark.always]
 
 NOON = dt.datetime.fromisoformat("2024-01-01 12:00:00")
 

@@ -85,6 +85,7 @@ def test_a_name_is_a_column_where_its_side_is_seen(spark, clause, is_kept):
     assert is_proved(spark, clause, source=["k", "user"], target=["k", "v", "session_user"]) is is_kept
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     "now", ["unix_timestamp()", "CAST(TIMESTAMP'now' AS BIGINT)", "unix_seconds(to_timestamp('now'))"]
 )

@@ -53,6 +53,7 @@ def settled(sink):
 SCHEMA = "k {}, s bigint, v bigint"
 
 
+@pytest.mark.always
 @pytest.mark.core
 @pytest.mark.parametrize(("key_type", "order"), [("string", None), ("bigint", "s")])
 def test_each_process_makes_what_a_dictionary_makes(

@@ -92,6 +92,7 @@ class TestWhatIsWritten:
         assert (result.num_target_rows_matched_updated, result.num_target_rows_not_matched_by_source_updated) == (1, 1)
         assert {row[1] for row in change_rows(spark, path, result.version)} == {2, 3, 5}
 
+    @pytest.mark.always
     def test_several_matches_of_a_row_that_stays_are_refused_all_the_same(
         self, create_table, create_source, read_rows, deletion_vectors
     ):

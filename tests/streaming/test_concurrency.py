@@ -19,6 +19,8 @@ from tests.streaming.streams import SCHEMA, ChangeFiles, count, counting_sink, r
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.always
+
 ATTEMPTS = 100
 
 
@@ -35,7 +37,6 @@ def until_committed(action: Callable[[], object]) -> None:
     raise AssertionError(f"conflicted {ATTEMPTS} times")
 
 
-@pytest.mark.always
 @pytest.mark.parametrize(
     ("strategy", "keys"),
     [

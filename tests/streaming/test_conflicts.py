@@ -157,6 +157,7 @@ def test_partitions_whose_column_has_a_backtick_in_its_name(
     ]
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     "name", ["append of a key of the source", "delete of the matched row", "optimize", "set property"]
 )
@@ -212,6 +213,7 @@ def test_a_complete_result_comes_after_the_other_writer(spark, target, write_bes
     assert (result.strategy, result.num_commit_attempts) == ("overwrite", 2)
 
 
+@pytest.mark.always
 def test_clauses_for_rows_without_a_match_see_the_other_writers_rows(
     spark, target, write_beside, at_step, create_source
 ):
@@ -221,6 +223,7 @@ def test_clauses_for_rows_without_a_match_see_the_other_writers_rows(
     assert rows(spark, target) == [(1, 1), (2, -2), (3, -3), (50, -50)]
 
 
+@pytest.mark.always
 def test_a_second_match_that_the_other_writer_makes_is_found(spark, target, write_beside, at_step, create_source):
     """The check for multiple matches is made on the rows that are there at the commit."""
     at_step("before_commit", write_beside("INSERT INTO {table} VALUES (10, 1)"))

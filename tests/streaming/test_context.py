@@ -62,6 +62,7 @@ def test_update_mode_of_an_aggregation_sends_changed_rows_only(
     assert [result.num_source_rows for result in results] == [2, 1]
 
 
+@pytest.mark.always
 @pytest.mark.core
 def test_complete_mode_overwrites_the_table(spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path):
     target = create_table("id INT, n BIGINT", [(9, 9)])
@@ -235,6 +236,7 @@ def test_the_batch_is_evaluated_once(
     assert evaluated.value == 4
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("form", ["by clause", "by key", "by sequence", "copy on write", "quarantine"])
 def test_a_batch_with_random_keys_is_consistent(
     spark, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, tmp_path: Path, form: str

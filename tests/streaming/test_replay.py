@@ -142,6 +142,7 @@ def test_the_replay_of_a_stateful_query(
     assert rows(spark, target) == [(1, 111), (2, 2), (3, 3)]
 
 
+@pytest.mark.always
 @pytest.mark.core
 def test_a_lost_checkpoint_under_a_fixed_app_id_is_refused(
     spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path
@@ -208,6 +209,7 @@ def test_a_restart_under_a_fixed_app_id_goes_on(
     assert recorded_batches(target) == [("orders", 0), ("orders", 1)]
 
 
+@pytest.mark.always
 @pytest.mark.core
 def test_an_older_copy_of_the_checkpoint_is_refused(
     spark: SparkSession, create_table: CreateTable, changes: ChangeFiles, checkpoint: Path, tmp_path: Path
