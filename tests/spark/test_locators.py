@@ -171,6 +171,7 @@ def test_the_index_knows_the_files_of_a_shallow_clone(spark, create_table, creat
     assert sorted(map(tuple, read_rows(clone))) == [(1, 1), (2, 6), (5, 5), (6, 6)]
 
 
+@pytest.mark.always
 def test_the_index_is_not_asked_where_it_cannot_answer(spark, create_table):
     path = create_table("k bigint, v double", [(1, 1.0), (None, 0.0)], deletion_vectors=True)
     batch = spark.createDataFrame([(1, 2.0), (None, -0.0)], "k bigint, v double")

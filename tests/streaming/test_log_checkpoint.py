@@ -17,7 +17,7 @@ from tests.conftest import CreateTable
 from tests.spark.delta_log import actions_of, latest_version
 from tests.streaming.streams import SCHEMA, ChangeFiles, count, counting_sink, start
 
-pytestmark = [pytest.mark.any_strategy]
+pytestmark = [pytest.mark.any_strategy, pytest.mark.always]
 
 
 def checkpoints(path: str) -> list[int]:

@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from stream_merge import MergeSink, merge_sink
 from tests.spark.delta_log import latest_version
 
-pytestmark = pytest.mark.any_strategy
+pytestmark = [pytest.mark.any_strategy, pytest.mark.always]
 
 SCHEMA = "id INT, a STRING, b STRING, at INT, op STRING, unset ARRAY<STRING>"
 
