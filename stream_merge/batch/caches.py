@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.bridge import sessions
+from stream_merge.bridge.execution_session import ExecutionSessions
 from stream_merge.bridge.expressions import column_name_parts, expression_sql, is_stable, qualified_sql
 from stream_merge.bridge.sessions import settings_fingerprint
 from stream_merge.bridge.statement import Once, ResolvedMerge, analyse
@@ -91,7 +92,7 @@ class SinkCaches:
     index: KeyIndex = field(default_factory=KeyIndex)
     _expressions: OrderedDict[tuple[Any, ...], dict[str, Any]] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[tuple[Any, ...], ResolvedMerge] = field(default_factory=OrderedDict)
-    _sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
+    _sessions: ExecutionSessions = field(default_factory=ExecutionSessions)
     _metrics: tuple[str, OperationMetrics] | None = None
 
     def for_other_options(self) -> SinkCaches:

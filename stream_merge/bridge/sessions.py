@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,10 +14,8 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.bridge.jvm import items, java_class, optional
+from stream_merge.bridge.jvm import java_class, optional
 from stream_merge.errors import ConnectNotSupportedError
-
-logger: logging.Logger = logging.getLogger("stream_merge")
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 _COALESCE_CACHED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
@@ -32,14 +29,6 @@ _CHECKPOINT_BYTES_PER_TASK = 2 * 1024 * 1024
 _MAX_SNAPSHOT_PARTITIONS = 50
 _MAX_CLONES = 16
 _PLAN_TEXTS = "spark.sql.ui.explainMode"
-_TIMESTAMPS_WRITTEN = "spark.sql.parquet.outputTimestampType"
-_UNREADABLE_FILES = {"spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles"}
-_FIXED = {
-    **dict.fromkeys(_UNREADABLE_FILES, "false"),
-    "spark.sql.retainGroupColumns": "true",
-    "spark.sql.parser.quotedRegexColumnNames": "false",
-}
-_TRANSACTION_IDS = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,71 +109,6 @@ def settings_fingerprint(spark: SparkSession) -> int:
     # Without Delta's note of the session's own last commit, which analysis ignores. The hash of a Scala map depends
     # only on its entries.
     return int(settings.removed("spark.databricks.delta.lastCommitVersionInSession").hashCode())
-
-
-def functions_fingerprint(spark: SparkSession) -> int:
-    """Return a number that changes when a function is registered in the session, also anew under the same name."""
-    # The hash of a Scala map depends only on its entries, and that of a function's builder on which object it is.
-    return int(spark._jsparkSession.sessionState().functionRegistry().functionBuilders().hashCode())
-
-
-@dataclass(slots=True)
-class ExecutionSessions:
-    """Keeps the session of a merge's own jobs from batch to batch; a new clone would have to analyse everything again.
-
-    It is the given session, or a clone of it with the same functions and settings but these, made anew when they
-    change. Temporary views are those of the time when the clone was made.
-
-    - Adaptive execution is on. Spark switches it off in a streaming query's session (in all of them in 4.0 and 4.1, in
-      stateful ones later), where every shuffle of the merge would run the default 200 tasks.
-    - There is no transaction id for Delta's own writes. Delta would skip the second of a batch: to the quarantine, say.
-    - Timestamps are not written in milliseconds, since the rows would be older than their changes.
-    - Files that cannot be read are no empty files: rows that are not found would be inserted once more.
-    - Grouping keeps the columns by which it groups, and a name in backticks is no regular expression.
-    """
-
-    _made: dict[str, tuple[tuple[int, int], SparkSession]] = field(default_factory=dict)
-
-    def session_for(self, spark: SparkSession) -> SparkSession:
-        """Return the session in which to execute frames of this session, with what it has now."""
-        key, fingerprint = session_id(spark), (settings_fingerprint(spark), functions_fingerprint(spark))
-        known, session = self._made.get(key, (None, spark))
-        if known != fingerprint:
-            session = _execution_session(spark)
-            self._made = {key: (fingerprint, session)}
-        elif session is not spark:
-            _forget_loaded_functions(session, spark)
-        return session
-
-
-def _forget_loaded_functions(clone: SparkSession, spark: SparkSession) -> None:
-    """Let a clone load the catalog's functions anew: it is not told if one is replaced in the session of the batch."""
-    registry, original = (each._jsparkSession.sessionState().functionRegistry() for each in (clone, spark))
-    if registry.functionBuilders().size() == original.functionBuilders().size():
-        return
-    for name in items(registry.listFunction().diff(original.listFunction())):
-        registry.dropFunction(name)
-
-
-def _execution_session(spark: SparkSession) -> SparkSession:
-    settings = {} if spark.conf.get(ADAPTIVE) == "true" else {**_ADAPTIVE_CACHE}
-    if spark.conf.get(_TIMESTAMPS_WRITTEN) == "TIMESTAMP_MILLIS":
-        settings[_TIMESTAMPS_WRITTEN] = "TIMESTAMP_MICROS"
-    settings |= {name: value for name, value in _FIXED.items() if spark.conf.get(name, value) != value}
-    unset = [name for name in _TRANSACTION_IDS if spark.conf.get(name, None) is not None]
-    if not unset and not settings:
-        return spark
-    for name in _UNREADABLE_FILES & settings.keys():
-        logger.warning(
-            "%s does not count in a merge: rows in files that cannot be read would be inserted once more. If the "
-            "source needs it, give it to the source's reader as the option %s",
-            name,
-            name.rpartition(".")[2],
-        )
-    clone = _clone(spark, settings)
-    for name in unset:
-        clone.conf.unset(name)
-    return clone
 
 
 @contextmanager
@@ -353,14 +277,15 @@ class _Clones:
         with self._lock:
             known = self._made.get(key)
             if known is None or known[0] != fingerprint:
-                self._made[key] = known = (fingerprint, _clone(spark, settings))
+                self._made[key] = known = (fingerprint, clone_of(spark, settings))
             self._made.move_to_end(key)
             if len(self._made) > _MAX_CLONES:
                 self._made.popitem(last=False)
             return known[1]
 
 
-def _clone(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+def clone_of(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Return a clone of a session with some settings changed."""
     clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in settings.items():
         clone.conf.set(name, value)
@@ -371,7 +296,7 @@ def _clone(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     return clone
 
 
-_ADAPTIVE_CACHE = {ADAPTIVE: "true", _COALESCE_CACHED: "true"}
+ADAPTIVE_CACHE = {ADAPTIVE: "true", _COALESCE_CACHED: "true"}
 """By default Spark caches the result of a shuffle in as many partitions as the shuffle has, 200, however few its rows,
 and each job that reads them runs as many tasks. The setting that lets adaptive execution coalesce them is not ours to
 change in the user's session."""
@@ -387,7 +312,7 @@ def _listing_tasks(spark: SparkSession) -> int:
     return min(given, _LISTING_TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
 
 
-_CACHE = _ADAPTIVE_CACHE | {_COMPRESS_CACHED: "false"}
+_CACHE = ADAPTIVE_CACHE | {_COMPRESS_CACHED: "false"}
 """A batch is kept for a second and read once or twice: finding out how each column compresses best takes a third of the
 time of the job that evaluates it. What does not fit into memory goes to disk."""
 

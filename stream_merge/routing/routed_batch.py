@@ -17,6 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, IntegralType, Ma
 from stream_merge.batch.context import batch_identity, begun_again, output_mode
 from stream_merge.batch.learning import learnt_options
 from stream_merge.bridge import sessions
+from stream_merge.bridge.execution_session import ExecutionSessions
 from stream_merge.bridge.jvm import JVM_ERRORS, translate
 from stream_merge.bridge.materialized import materialized
 from stream_merge.bridge.self_read import find_self_read
@@ -51,7 +52,7 @@ class RouterState:
 
     lock: Any = field(default_factory=RLock)
     made: MadeSinks = field(default_factory=MadeSinks)
-    sessions: sessions.ExecutionSessions = field(default_factory=sessions.ExecutionSessions)
+    sessions: ExecutionSessions = field(default_factory=ExecutionSessions)
     checked_runs: dict[str, str] = field(default_factory=dict)
     at_rest: dict[str, TablesAtRest] = field(default_factory=dict)
     quarantine_roots: dict[str, str] = field(default_factory=dict)

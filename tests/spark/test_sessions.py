@@ -369,3 +369,50 @@ def test_a_function_of_the_catalog_that_is_replaced_counts_from_the_next_batch(
             assert [tuple(row) for row in read_rows(path)] == [(key, f"{limit}") for key in range(1, limit + 1)]
     finally:
         spark.sql("DROP FUNCTION IF EXISTS is_good")
+
+
+@pytest.mark.core
+@pytest.mark.always
+@pytest.mark.any_strategy
+@pytest.mark.usefixtures("works_in_clone")
+def test_a_view_that_is_made_anew_counts_from_the_next_batch(
+    spark: SparkSession, create_table: CreateTable, create_source, read_rows, deletion_vectors: bool
+):
+    path = create_table("k INT, v INT", [(1, 0)], deletion_vectors=deletion_vectors)
+    sink = merge_sink(path, on="target.k = source.k").when_matched_update(set={"v": "(SELECT max(rate) FROM rates)"})
+    try:
+        for rate in (100, 200, 300):
+            spark.sql(f"SELECT {rate} AS rate").createOrReplaceTempView("rates")
+            sink.merge(create_source("k INT", [(1,)]))
+            assert [tuple(row) for row in read_rows(path)] == [(1, rate)]
+        # A name that is free again is that of a table.
+        spark.catalog.dropTempView("rates")
+        spark.sql("CREATE TABLE rates USING delta AS SELECT 400 AS rate")
+        sink.merge(create_source("k INT", [(1,)]))
+        assert [tuple(row) for row in read_rows(path)] == [(1, 400)]
+    finally:
+        spark.catalog.dropTempView("rates")
+        spark.sql("DROP TABLE IF EXISTS rates")
+
+
+@pytest.mark.always
+@pytest.mark.any_strategy
+@pytest.mark.usefixtures("works_in_clone")
+def test_a_name_is_that_of_the_current_database(spark: SparkSession, create_source, read_rows):
+    places = ("default", "other_place")
+    spark.sql("CREATE DATABASE other_place")
+    sink = merge_sink("placed", keys="k")
+    try:
+        for place in places:
+            spark.sql(f"CREATE TABLE {place}.placed (k INT, v STRING) USING delta")
+        for number in (1, 2):
+            for place in places:
+                spark.sql(f"USE {place}")
+                sink.merge(create_source("k INT, v STRING", [(number, place)]))
+        for place in places:
+            rows = spark.table(f"{place}.placed").collect()
+            assert sorted(map(tuple, rows)) == [(1, place), (2, place)]
+    finally:
+        spark.sql("USE default")
+        spark.sql("DROP DATABASE other_place CASCADE")
+        spark.sql("DROP TABLE IF EXISTS placed")
