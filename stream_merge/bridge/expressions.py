@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import Column, SparkSession
 
-from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class, optional, scala_object, translate
+from stream_merge.bridge.column_text import column_sql
+from stream_merge.bridge.jvm import JVM_ERRORS, items, java_class, optional, translate
 from stream_merge.clauses import Expression
 
 _STABLE_NODES = frozenset(
@@ -153,14 +154,9 @@ def expression_sql(spark: SparkSession, expression: Expression) -> str:
     """Return an expression as SQL text.
 
     Raises:
-        ClauseError: The text is not an SQL expression.
+        ClauseError: The text is not an SQL expression, or a `Column` has no such text.
     """
-    jvm: Any = spark._jvm
-    if isinstance(expression, str):
-        text = expression
-    else:
-        converter = scala_object(jvm, "org.apache.spark.sql.classic.ColumnNodeToExpressionConverter")
-        text = str(converter.apply(expression._jc.node()).sql())  # type: ignore[operator]
+    text = expression if isinstance(expression, str) else column_sql(spark, expression)
     try:
         spark._jsparkSession.sessionState().sqlParser().parseExpression(text)
     except JVM_ERRORS as error:

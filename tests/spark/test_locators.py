@@ -160,6 +160,20 @@ def test_texts_that_are_not_utf_8_are_no_other_keys(spark, create_table):
         assert [bytes(row[0]) for row in keys] == [b"\xe4", b"\xe45:", "é".encode()]
 
 
+@pytest.mark.always
+def test_a_sequence_of_the_table_that_is_not_utf_8_is_no_error(spark, create_table, create_source, read_rows):
+    path = create_table("k bigint, s string, v string", deletion_vectors=True)
+    rows = "(1, 'a', 'x'), (2, CAST(X'FF61' AS STRING), 'y'), (3, 'c', 'z')"
+    spark.sql(f"INSERT INTO delta.`{path}` VALUES {rows}")
+    sink = merge_sink(path, keys="k", sequence_by="s", delete_when="op = 'd'", locator="index")
+    for value in ("new", "newer"):
+        sink.merge(create_source("k bigint, s string, v string, op string", [(1, f"b{value}", value, "u")]))
+        assert [row["v"] for row in sorted(read_rows(path, "k", "v"))] == [value, "y", "z"]
+    # An older change leaves rows of any sequence alone.
+    sink.merge(create_source("k bigint, s string, v string, op string", [(2, "b", "old", "u"), (3, "b", "old", "u")]))
+    assert [row["v"] for row in sorted(read_rows(path, "k", "v"))] == ["newer", "y", "z"]
+
+
 def test_the_index_knows_the_files_of_a_shallow_clone(spark, create_table, create_source, read_rows, tmp_path):
     source = create_table("k bigint, v bigint", [(1, 1), (2, 2)], deletion_vectors=True)
     clone = str(tmp_path / "clone")

@@ -121,7 +121,11 @@ def _add_some(job: IndexedTable, unknown: Sequence[DataFile]) -> bool:
             target.sparkSession, f"{job.batch}: locate", lambda: planned_at_once(sequences).toArrow()
         ) as looking:
             table = entries.toArrow()
-            newest = {row["file"]: row["sequence"] for row in looking.result().to_pylist()}
+            try:
+                newest = {row["file"]: row["sequence"] for row in looking.result().to_pylist()}
+            except UnicodeDecodeError:
+                # A row of another writer has a text as its sequence that Python cannot hold: the files are scanned.
+                return False
     else:
         table = entries.toArrow()
     checksums = table["file"].to_numpy()
