@@ -185,7 +185,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _without_half_of_those_on_spark(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests without half of those that need Spark: half of the cases of each that has several, and half of
-    the others in the folders of many, unless they are the core.
+    the others in the folders of many, unless they are the core or always run.
 
     The next case to be taken is the one with the most words in its name that no case has had yet. So of a table of
     cases (strategies and types, say) each strategy and each type stays, as far as half of them can. Among equals the
@@ -199,7 +199,7 @@ def _without_half_of_those_on_spark(items: Sequence[pytest.Item]) -> list[pytest
     for name, same in cases.items():
         if len(same) == 1:
             is_kept = same[0].path.parent.name not in FOLDERS_OF_MANY or any(
-                same[0].get_closest_marker(mark) for mark in ("core", "slow", "one_in")
+                same[0].get_closest_marker(mark) for mark in ("always", "core", "slow", "one_in")
             )
             left.update(same if not is_kept and zlib.crc32(b"half" + name.encode()) % 2 else ())
             continue
