@@ -66,8 +66,7 @@ def _literal(spark: SparkSession, literal: Any) -> Any:
 
 
 def _is_registered(spark: SparkSession, name: str) -> bool:
-    identifier = java_class(spark._jvm, f"{_CATALYST}.FunctionIdentifier")(name)
-    info = optional(spark._jsparkSession.sessionState().functionRegistry().lookupFunction(identifier))
+    info = optional(spark._jsparkSession.sessionState().catalog().lookupBuiltinOrTempFunction(name))
     return info is not None and str(info.getSource()) == "python_udf"
 
 
