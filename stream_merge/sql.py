@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
@@ -33,3 +35,17 @@ def sql_type(kind: DataType) -> str:
 def column_of(expression: Expression) -> Column:
     """Return an expression as a Column."""
     return F.expr(expression) if isinstance(expression, str) else expression
+
+
+def all_of(conditions: Sequence[Column]) -> Column:
+    """Return whether all of some conditions hold; true if there are none.
+
+    Halves are joined, not one condition after the other: of a thousand columns, the plan would be a thousand levels
+    deep, and Spark walks through plans by recursion.
+    """
+    if not conditions:
+        return F.lit(True)
+    if len(conditions) == 1:
+        return conditions[0]
+    middle = len(conditions) // 2
+    return all_of(conditions[:middle]) & all_of(conditions[middle:])

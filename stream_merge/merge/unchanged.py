@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 
 from stream_merge.merge.canonical import EXACT
 from stream_merge.merge.job import MergeJob
+from stream_merge.sql import all_of
 from stream_merge.table.char_columns import CHAR_VARCHAR
 
 _COMPARABLE = (
@@ -70,10 +71,12 @@ def _unchanged_rows(job: MergeJob) -> dict[int, Column]:
     unchanged = {}
     for number, clause in enumerate(resolved.clauses):
         if clause.clause.is_update:
-            all_same = F.lit(True)
-            for i in resolved.assigned(clause):
-                all_same = all_same & is_same(clause.values[i], resolved.old_values[i], resolved.types[i])
-            unchanged[number] = all_same
+            unchanged[number] = all_of(
+                [
+                    is_same(clause.values[i], resolved.old_values[i], resolved.types[i])
+                    for i in resolved.assigned(clause)
+                ]
+            )
     return unchanged
 
 

@@ -90,7 +90,13 @@ class DataFile:
         return None if physical is None else physical - self.num_deleted_rows
 
     def highest_number(self, physical_path: str) -> int | None:
-        """Return a number that no value of a top-level column of whole numbers exceeds; None if it is not known."""
+        """Return a number that no value of a top-level column of whole numbers exceeds; None if it is not known.
+
+        Values of rows that the deletion vector marks count as well, since a RESTORE brings them back. Statistics that
+        are tight beside a vector leave them out.
+        """
+        if self.num_deleted_rows and self.stats.get("tightBounds", True):
+            return None
         highest = self.stats.get("maxValues", {}).get(physical_path)
         return None if highest is None else int(highest)
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from stream_merge import AmbiguousMatchError, merge_sink
 from stream_merge.errors import ConstraintViolationError
 from stream_merge.merge.unchanged import is_same
+from stream_merge.sql import all_of
 from tests.spark.delta_log import actions_of, latest_version, operation_metrics
 from tests.spark.tables import change_rows, create_computed, files_below, upsert
 from tests.streaming.streams import ChangeFiles, recorded_ids, run
@@ -266,6 +267,22 @@ class TestColumns:
         )
         result = sink.merge(create_source("id INT, v STRING, d DOUBLE", [(1, None, 5.0)]))
         assert (result.version, result.num_unchanged_rows) == (None, 1)
+
+    def test_as_many_comparisons_as_there_are_columns(self, spark):
+        assert spark.range(2).where(all_of([F.col("id") == F.lit(1)] * 3_000)).count() == 1
+        assert spark.range(2).where(all_of([])).count() == 2
+
+    @pytest.mark.long
+    def test_a_table_of_a_thousand_columns(self, spark, create_table, create_source, deletion_vectors):
+        names = [f"c{i}" for i in range(1_000)]
+        schema = ", ".join(["id INT", *(f"{name} INT" for name in names)])
+        rows = [(i, *[0] * len(names)) for i in (1, 2)]
+        path = create_table(schema, rows, deletion_vectors=deletion_vectors, properties=FEED)
+        result = skipping(path).merge(create_source(schema, [rows[0], (*rows[1][:-1], 5)]))
+        assert (result.num_unchanged_rows, result.num_target_rows_updated) == (1, 1)
+        changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", result.version)
+        of_last = changes.load(path).select("id", "_change_type", names[-1]).orderBy(names[-1]).collect()
+        assert list(map(tuple, of_last)) == [(2, "update_preimage", 0), (2, "update_postimage", 5)]
 
     def test_a_row_that_stays_keeps_its_row_version(self, spark, create_table, create_source, deletion_vectors):
         path = create_table(

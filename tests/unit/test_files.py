@@ -215,3 +215,13 @@ def test_the_highest_number_of_a_file_is_exact():
     assert file.highest_number("j") is None
     assert DataFile(add_file("f", nulls=10, rows=10)).highest_number("k") is None
     assert DataFile({"path": "f", "size": 1}).highest_number("k") is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"), [({"tightBounds": False}, 9), ({"tightBounds": True}, None), ({}, None)]
+)
+def test_the_highest_number_counts_rows_that_a_restore_may_bring_back(bounds, expected):
+    add = add_file("f", low=1, high=9, rows=10)
+    vector = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1, "sizeInBytes": 36, "cardinality": 1}
+    tight = {**add, "stats": json.dumps({**json.loads(add["stats"]), **bounds}), "deletionVector": vector}
+    assert DataFile(tight).highest_number("k") == expected
