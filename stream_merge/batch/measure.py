@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.batch.reduce import Reduction
 from stream_merge.bridge.kept_rows import persisted
 from stream_merge.bridge.merge_condition import KeyPair
-from stream_merge.bridge.sessions import plan, planned_at_once, summaries
+from stream_merge.bridge.sessions import immediate_session, plan, summaries
 from stream_merge.bridge.statement import ResolvedMerge
 from stream_merge.column_names import (
     DELETED,
@@ -36,12 +36,14 @@ from stream_merge.partial_updates.registers import PartialUpdates
 from stream_merge.partial_updates.whole_rows import MAX_INCOMPLETE, needs_old_row
 from stream_merge.sql import quote
 from stream_merge.table.files import LAST_MICROS, comparable, is_prunable
-
-if TYPE_CHECKING:
-    from stream_merge.tombstones.manifest import TombstoneFile
-    from stream_merge.tombstones.store import TombstoneStore
+from stream_merge.tombstones.files import highest_of
+from stream_merge.tombstones.manifest import TombstoneFile
+from stream_merge.tombstones.store import TombstoneStore
 
 _COLLECTED = ("probes", "tombstones")
+
+_HORIZON, _HIGHEST = "stream_merge: the horizon", "stream_merge: highest tombstones"
+"""Stand in the plan for what the table remembers when a batch is measured."""
 
 MAX_PARTITION_VALUES = 1000
 """Up to this many values of a partition column are compared one by one; beyond it only their range is."""
@@ -176,17 +178,37 @@ class _Measure:
     def _pairs(self) -> list[KeyPair]:
         return [pair for pair in self.resolved.key_pairs if is_prunable(pair.type_name)]
 
-    def frame(self, rows: DataFrame, *others: Column) -> DataFrame:
-        """Return the aggregates over rows, as a frame of one row; others come last."""
+    def frame(
+        self, rows: DataFrame, probes_by: Sequence[str] | None = None, spark: SparkSession | None = None
+    ) -> DataFrame:
+        """Return the aggregates over rows, as a frame of one row.
+
+        Args:
+            rows: The rows.
+            probes_by: As the attribute.
+            spark: The session of the frame; None for that of the merge.
+        """
         resolved, store, columns = self.resolved, self.store, rows.columns
-        aggregates = [*resolved.once(f"facts of {columns}", lambda: self._lasting(columns))]
-        if store is not None:
-            is_undecidable = store.tombstones.is_undecidable(store.state)
-            aggregates.append(F.count(F.when(is_undecidable, 1)).alias("undecidable"))
-            if store.files:
-                lowest = resolved.once(f"lowest of {columns}", lambda: store.tombstones.lowest(columns))
-                aggregates.append(store.tombstones.are_reached(store.files, lowest).alias("reached"))
-        return resolved.source(rows).agg(*aggregates, *others)
+        texts = {}
+        if store is not None and store.state.horizon is not None:
+            texts[_HORIZON] = store.state.horizon
+        if store is not None and store.files:
+            texts[_HIGHEST] = highest_of(store.files)
+
+        def aggregated(source: DataFrame) -> DataFrame:
+            aggregates = self._lasting(columns)
+            if store is not None and _HORIZON in texts:
+                is_undecidable = store.tombstones.is_undecidable(_HORIZON)
+                aggregates.append(F.count(F.when(is_undecidable, 1)).alias("undecidable"))
+            if store is not None and _HIGHEST in texts:
+                lowest = store.tombstones.lowest(columns)
+                aggregates.append(store.tombstones.are_reached(_HIGHEST, lowest).alias("reached"))
+            if probes_by is not None:
+                aggregates += [*collected_probes(resolved, probes_by, source), *self._tombstones(columns)]
+            return source.agg(*aggregates)
+
+        name = f"measure of {columns} with {sorted(texts)}, probes by {probes_by}"
+        return resolved.over_source(name, aggregated, rows, spark=spark, texts=texts)
 
     def _lasting(self, columns: Sequence[str]) -> list[Column]:
         """Return the aggregates over rows with these columns that are the same for every batch."""
@@ -217,15 +239,7 @@ class _Measure:
 
     def planned(self, rows: DataFrame) -> DataFrame:
         """Return the aggregates over rows, and the probes if they are wanted, as `collect` takes them."""
-        resolved, order_by = self.resolved, self.probes_by
-        probes: list[Column] = []
-        if order_by is not None:
-            source = resolved.source(rows)
-            probes = resolved.once(
-                f"probes of {rows.columns}",
-                lambda: [*collected_probes(resolved, order_by, source), *self._tombstones(rows.columns)],
-            )
-        return planned_at_once(self.frame(rows, *probes))
+        return self.frame(rows, self.probes_by, immediate_session(rows.sparkSession))
 
     def _tombstones(self, columns: Sequence[str]) -> list[Column]:
         """Return the tombstones of the rows that are deletes, as one aggregate; nothing if the sink keeps none."""

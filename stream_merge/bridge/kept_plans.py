@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.bridge.jvm import items, java_class, java_list, seq
+from stream_merge.bridge.jvm import items, java_class, java_list, scala_object, seq
 from stream_merge.bridge.sessions import moved, session_id, settings_fingerprint
 
 
@@ -40,12 +40,15 @@ class KeptPlan:
     _leaves: Sequence[Any]
     _plan: Any
 
-    def on(self, rows: DataFrame, spark: SparkSession | None = None) -> DataFrame:
+    def on(
+        self, rows: DataFrame, spark: SparkSession | None = None, texts: Mapping[str, str] | None = None
+    ) -> DataFrame:
         """Return the plan's frame over rows, which must have the schema of those that it was made for.
 
         Args:
             rows: The rows.
             spark: The session of the frame; None for that of the rows.
+            texts: What to put in the place of texts in the plan; see `with_texts`.
         """
         spark = rows.sparkSession if spark is None else spark
         jvm: Any = spark._jvm
@@ -55,7 +58,25 @@ class KeptPlan:
         # A Scala map is a partial function. From the bottom up, the union that is put in is not looked at again.
         by_leaf = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap(put)
         dataset = java_class(jvm, "org.apache.spark.sql.classic.Dataset")
-        return DataFrame(dataset.ofRows(spark._jsparkSession, self._plan.transformUp(by_leaf)), spark)
+        plan = with_texts(jvm, self._plan, texts or {}).transformUp(by_leaf)
+        return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
+
+
+def with_texts(jvm: Any, plan: Any, texts: Mapping[str, str]) -> Any:
+    """Return a plan with other texts in the place of some of its literals, which differ from batch to batch.
+
+    Args:
+        jvm: The JVM.
+        plan: The plan.
+        texts: The new texts by the old ones, which must be texts that nothing else in a plan is.
+    """
+    if not texts:
+        return plan
+    literal = scala_object(jvm, "org.apache.spark.sql.catalyst.expressions.Literal")
+    put = java_class(jvm, "java.util.HashMap")()
+    for old, new in texts.items():
+        put.put(literal.apply(old), literal.apply(new))
+    return plan.transformAllExpressions(java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap(put))
 
 
 def kept_plan(rows: DataFrame, build: Callable[[DataFrame], DataFrame]) -> KeptPlan:

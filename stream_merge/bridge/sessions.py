@@ -221,7 +221,12 @@ def planned_at_once(frame: DataFrame) -> DataFrame:
     Adaptive execution runs each stage as a job and plans the rest again after it, which takes longer than such stages
     do. Without it, a shuffle is spread over as many tasks as run at a time.
     """
-    return moved(frame, _immediate_sessions.session_for(frame.sparkSession))
+    return moved(frame, immediate_session(frame.sparkSession))
+
+
+def immediate_session(spark: SparkSession) -> SparkSession:
+    """Return the session for frames with a small result; see `planned_at_once`."""
+    return _immediate_sessions.session_for(spark)
 
 
 def plan(frame: DataFrame) -> DataFrame:

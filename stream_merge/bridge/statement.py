@@ -26,7 +26,7 @@ from stream_merge.bridge.jvm import (
     to_python,
     translate,
 )
-from stream_merge.bridge.kept_plans import KeptPlan, frame_plan, with_ids_of
+from stream_merge.bridge.kept_plans import KeptPlan, frame_plan, with_ids_of, with_texts
 from stream_merge.bridge.merge_condition import KeyPair, equated_columns, has_equality
 from stream_merge.bridge.operations import described_operation
 from stream_merge.bridge.transaction import Transaction, without_stats
@@ -254,21 +254,33 @@ class ResolvedMerge:
         """
         return self._frame(with_ids_of(self._jvm, frame_plan(self._template), frame_plan(frame)))
 
-    def over_source(self, name: str, build: Callable[[DataFrame], DataFrame], frame: DataFrame) -> DataFrame:
+    def over_source(
+        self,
+        name: str,
+        build: Callable[[DataFrame], DataFrame],
+        frame: DataFrame,
+        *,
+        spark: SparkSession | None = None,
+        texts: Mapping[str, str] | None = None,
+    ) -> DataFrame:
         """Return `build(source(frame))`, from a plan that is kept if this name was asked for before.
 
         Args:
             name: Tells one plan from another.
             build: Makes a frame of the batch alone, as `source` returns it.
             frame: The batch.
+            spark: The session of the result; None for that of the merge.
+            texts: What to put in the place of texts that `build` uses, since they differ from batch to batch; see
+                `with_texts`.
         """
-        kept_name = f"plan of {name}"
+        spark, kept_name = spark or self._spark, f"plan of {name}"
         if kept_name not in self._made:
             self._made[kept_name] = None
-            return build(self.source(frame))
+            plan = with_texts(self._jvm, frame_plan(build(self.source(frame))), texts or {})
+            return self._frame(plan, spark)
         if self._made[kept_name] is None:
             self._made[kept_name] = KeptPlan([frame_plan(self._template)], frame_plan(build(self._template)))
-        return cast("KeptPlan", self._made[kept_name]).on(frame, self._spark)
+        return cast("KeptPlan", self._made[kept_name]).on(frame, spark, texts)
 
     def target(self, transaction: Transaction, files: Sequence[dict[str, Any]], *, with_rows: bool) -> DataFrame:
         """Return the rows of some files, with `FILE` and `ROW` after the table's columns.
@@ -298,9 +310,9 @@ class ResolvedMerge:
         path = rows.metadataColumn("_metadata").getField("file_path")
         return rows.select("*", path.alias(FILE), position.alias(ROW))
 
-    def _frame(self, plan: Any) -> DataFrame:
-        dataset = java_class(self._jvm, "org.apache.spark.sql.classic.Dataset")
-        return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
+    def _frame(self, plan: Any, spark: SparkSession | None = None) -> DataFrame:
+        dataset, spark = java_class(self._jvm, "org.apache.spark.sql.classic.Dataset"), spark or self._spark
+        return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
     @property
     def target_definition(self) -> tuple[dict[str, Any], dict[str, Any]]:

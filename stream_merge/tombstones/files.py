@@ -163,10 +163,14 @@ class Tombstones:
             lowest = F.least(lowest, of_values.cast(self.sequence_type))
         return F.min(lowest)
 
-    def are_reached(self, files: Sequence[TombstoneFile], lowest: Column) -> Column:
-        """Return, for each file, whether changes with this lowest sequence may be older than a tombstone in it."""
-        highest = F.lit(f"[{', '.join(file.highest or 'null' for file in files)}]")
-        all_highest = F.from_json(highest, ArrayType(self.sequence_type), _FROM_JSON)
+    def are_reached(self, highest: str, lowest: Column) -> Column:
+        """Return, for each file, whether changes with this lowest sequence may be older than a tombstone in it.
+
+        Args:
+            highest: What `highest_of` returned for the files.
+            lowest: The lowest sequence.
+        """
+        all_highest = F.from_json(F.lit(highest), ArrayType(self.sequence_type), _FROM_JSON)
         return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
 
     def _as_json(self, sequence: Column) -> Column:
@@ -180,17 +184,19 @@ class Tombstones:
         """Return whether one of the files may have a tombstone with this sequence or a newer one."""
         if not files:
             return F.lit(False)
-        return F.array_max(self.are_reached(files, sequence.cast(self.sequence_type)))
+        return F.array_max(self.are_reached(highest_of(files), sequence.cast(self.sequence_type)))
 
     def highest_delete(self, is_delete: Column, columns: Collection[str]) -> Column:
         """Return the highest sequence that `write` writes for the source's rows, as JSON."""
         return self._as_json(F.max(F.when(is_delete, self._deleted_at(columns))))
 
-    def is_undecidable(self, state: TombstoneManifest) -> Column:
-        """Return whether a source row is older than a forgotten tombstone, so that its key may have been deleted."""
-        if state.horizon is None:
-            return F.lit(False)
-        return F.coalesce(self.sequence_column() < self.column_of(state.horizon), F.lit(False))
+    def is_undecidable(self, horizon: str) -> Column:
+        """Return whether a source row is older than a forgotten tombstone, so that its key may have been deleted.
+
+        Args:
+            horizon: The highest sequence that was forgotten, as JSON.
+        """
+        return F.coalesce(self.sequence_column() < self.column_of(horizon), F.lit(False))
 
     def column_of(self, sequence: str) -> Column:
         """Return a sequence that the state holds as JSON, as a column."""
@@ -432,6 +438,11 @@ class Tombstones:
             path = f"{FOLDER}/{name}"
             if name not in named and self.table.modified_ms(path) < now_ms - KEPT_MS:
                 self.table.delete(path)
+
+
+def highest_of(files: Sequence[TombstoneFile]) -> str:
+    """Return the highest sequence in each of some files, as one JSON array."""
+    return f"[{', '.join(file.highest or 'null' for file in files)}]"
 
 
 def _with_all_columns(one: DataFrame, other: DataFrame) -> DataFrame:

@@ -430,6 +430,33 @@ def test_a_conflict_does_not_write_them_again(create_table, create_source, read_
     assert read_rows(path, "id") == [Row(id=9)]
 
 
+@pytest.mark.always
+@pytest.mark.parametrize("kind", ["BIGINT", "STRING"])
+def test_each_batch_is_measured_by_what_is_remembered_then(create_table, create_source, read_rows, monkeypatch, kind):
+    def at(number: int) -> Any:
+        return number if kind == "BIGINT" else f'\u00e9"\\${number:04}'
+
+    schema = f"id INT, v STRING, seq {kind}"
+    path, now = create_table(schema), time.time_ns()
+    sink = keyed(path, tombstone_retention=dt.timedelta(hours=1))
+    found = []
+    for batch in range(7):
+        monkeypatch.setattr(time, "time_ns", lambda batch=batch: now + batch * 40 * 60 * 10**9)
+        seq = 100 + 10 * batch
+        # The delete of the batch before is still remembered, that of three batches before is forgotten.
+        rows = [
+            (batch, None, at(seq), "d"),
+            (batch - 1, "old", at(seq - 11), "u"),
+            (100 + batch, "x", at(seq - 31), "u"),
+            (200 + batch, "x", at(seq - 30), "u"),
+        ]
+        result = sink.merge(create_source(f"{schema}, op STRING", rows))
+        found.append((result.num_outdated_rows, result.num_undecidable_rows, result.num_tombstones))
+    assert found == [(0, 0, 1), (1, 0, 2), (1, 0, 2), *[(1, 1, 2)] * 4]
+    expected = sorted([-1, *(100 + batch for batch in range(7)), *(200 + batch for batch in range(7))])
+    assert sorted(row["id"] for row in read_rows(path)) == expected
+
+
 def test_a_horizon_is_exact_to_the_microsecond(create_table, create_source, monkeypatch):
     schema = "id INT, v STRING, at TIMESTAMP, op STRING"
     path = create_table("id INT, v STRING, at TIMESTAMP")
