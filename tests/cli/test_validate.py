@@ -392,6 +392,22 @@ def test_a_target_that_was_written_with_other_keys_or_another_sequence(find, lan
         assert order.startswith(f"pipeline.toml:10: tables[0].sequence_by: {told}")
 
 
+@pytest.mark.always
+def test_other_keys_than_the_table_s_where_the_source_has_no_rows_yet(find, land, create_table, create_source, here):
+    create_table("id BIGINT, name STRING, at BIGINT", path=f"{here}/lake/orders")
+    written = merge_sink(f"{here}/lake/orders", keys="id", sequence_by="at")
+    written.merge(create_source("id BIGINT, name STRING, at BIGINT", [(1, "a", 1)]))
+    land(event(0, {"id": 1, "name": "a"}))
+    text = f'{PIPELINE}route_by = "topic"\nunknown = "ignore"\n{RECORDS}{DEBEZIUM}{TABLE}source = "not.yet"\n'
+    assert find(text) == []
+    assert find(text.replace('["id"]', '["ID"]')) == []
+    (other,) = find(text.replace('["id"]', '["name"]'))
+    assert "tables[0].keys: ./lake/orders was written with keys id, and the sink now has name: " in other
+    absent, other = find(text.replace('["id"]', '["number"]'))
+    assert absent.endswith("tables[0].keys[0]: the table has no column number; it has id, name, at")
+    assert "was written with keys id, and the sink now has number: " in other
+
+
 def test_debezium_with_columns(find, land):
     land(event(0, {"id": 1, "name": "a"}), event(1, {"id": 2, "name": "b"}))
     text = PIPELINE + RECORDS + DEBEZIUM + TABLE

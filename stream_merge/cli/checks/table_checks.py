@@ -32,6 +32,7 @@ from stream_merge.errors import ConfigError, ConfigurationChangedError, StreamMe
 from stream_merge.sql import quote
 from stream_merge.table.log_stores import find_log_store_fault
 from stream_merge.tombstones.history import remembered_keys
+from stream_merge.tombstones.manifest import check_keys
 
 MAX_SOURCES = 20
 """The number of sources of a pattern that are checked."""
@@ -78,7 +79,9 @@ def find_table_faults(spark: SparkSession, loaded: LoadedPipeline, *, reads_sour
                 yield from check.row_faults(samples)
         if not tables and "{" not in settings.target:
             table = FoundTable(number=number, settings=settings, target=settings.target, quarantine=settings.quarantine)
-            yield from _TableCheck(spark, loaded, table, settings.source or "").target_faults()
+            check = _TableCheck(spark, loaded, table, settings.source or "")
+            target_faults = list(check.target_faults())
+            yield from target_faults or check.key_faults()
 
 
 def _ambiguous(loaded: LoadedPipeline, name: str, found: FoundTable | None) -> Iterator[Fault]:
@@ -159,6 +162,24 @@ class _TableCheck:
                 fault = find_log_store_fault(table.scheme, table.log_store, single_writer=is_single)
                 if fault is not None:
                     yield self._fault(option, fault.replace("single_writer=True", "single_writer = true"))
+
+    def key_faults(self) -> Iterator[Fault]:
+        """Yield why the table that is there cannot have these keys, whatever rows come."""
+        keys, present = self.table.settings.keys, target_schema(self.spark, self.table.target)
+        if keys is None or present is None:
+            return
+        names = {name.lower() for name in present.names}
+        for place, key in enumerate(keys):
+            if key.lower() not in names:
+                yield self._fault("keys", f"the table has no column {key}; it has {', '.join(present.names)}", place)
+        options = sink_options(self.loaded.pipeline, self.table.number)
+        remembered = self._remembered_keys()
+        if remembered is None or not merge_sink(self.table.target, **options).config.keeps_tombstones:
+            return
+        try:
+            check_keys(self.table.target, remembered, keys)
+        except ConfigurationChangedError as error:
+            yield self._fault("keys", str(error).splitlines()[0])
 
     def row_faults(self, samples: Samples) -> Iterator[Fault]:
         """Yield why rows of the source cannot be decoded or merged."""
