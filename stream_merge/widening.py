@@ -26,6 +26,9 @@ def wider(kept: T.DataType, sent: T.DataType) -> T.DataType | None:
     """
     if isinstance(sent, T.NullType) or kept.simpleString() == sent.simpleString():
         return kept
+    if isinstance(kept, T.NullType):
+        # A field inside a struct that had no type yet.
+        return sent
     if isinstance(kept, T.StructType) and isinstance(sent, T.StructType):
         return _wider_struct(kept, sent)
     if isinstance(kept, T.ArrayType) and isinstance(sent, T.ArrayType):
@@ -99,8 +102,11 @@ def _whole_and_scale(kind: T.DataType, digits: tuple[int, ...]) -> tuple[int, in
 
 
 def is_widened(kept: T.DataType, kind: T.DataType) -> bool:
-    """Return whether a type that the table has changes, beside fields that are added."""
-    return any(one.simpleString() != other.simpleString() for one, other in _plain_types(kept, kind))
+    """Return whether a type that the table has changes, beside fields that are added or had no type yet."""
+    return any(
+        one.simpleString() != other.simpleString() and not isinstance(one, T.NullType)
+        for one, other in _plain_types(kept, kind)
+    )
 
 
 def keeps_text(kept: T.DataType, kind: T.DataType) -> bool:
@@ -110,7 +116,9 @@ def keeps_text(kept: T.DataType, kind: T.DataType) -> bool:
     """
     exact = T.IntegralType | T.DecimalType
     return all(
-        one.simpleString() == other.simpleString() or (isinstance(one, exact) and isinstance(other, exact))
+        one.simpleString() == other.simpleString()
+        or isinstance(one, T.NullType)
+        or (isinstance(one, exact) and isinstance(other, exact))
         for one, other in _plain_types(kept, kind)
     )
 

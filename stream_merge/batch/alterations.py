@@ -19,7 +19,7 @@ from stream_merge.config import SinkConfig
 from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.table.features import properties_for_types
-from stream_merge.widening import in_same_family
+from stream_merge.widening import in_same_family, is_widened
 
 logger: logging.Logger = logging.getLogger("stream_merge")
 
@@ -81,7 +81,10 @@ def _widened_before(
 
 def _needed_properties(changes: SchemaChanges, transaction: Transaction) -> dict[str, str]:
     properties = {}
-    if changes.widened and transaction.properties.get(WIDENING, "").lower() != "true":
+    types = {each.name: each.dataType for each in transaction.struct_type.fields}
+    # A struct that only gets more fields needs no feature.
+    is_needed = any(is_widened(types[name], kind) for name, kind in changes.widened.items())
+    if is_needed and transaction.properties.get(WIDENING, "").lower() != "true":
         properties[WIDENING] = "true"
     kinds = [*(each.dataType for each in changes.added), *changes.widened.values()]
     return properties | properties_for_types(kinds, transaction.protocol)

@@ -118,6 +118,23 @@ def test_a_table_gets_what_its_new_columns_need(
     assert read_rows(path, "id", "m") == [(1, 5)]
 
 
+@pytest.mark.any_strategy
+@pytest.mark.parametrize("mode", ["evolve", "lenient"])
+def test_a_field_gets_its_type_once_it_has_one(spark, create_table, create_source, read_rows, deletion_vectors, mode):
+    path = create_table("id INT, q STRUCT<x: INT>", [(1, (1,)), (2, (2,))], deletion_vectors=deletion_vectors)
+    sink = following(path, mode)
+    # In Python, say, a field that is always None has no type.
+    sink.merge(create_source("id INT, q STRUCT<x: INT, y: VOID>, s INT", [(1, (5, None), 1)]))
+    assert read_rows(path, "id", "q.x") == [(1, 5), (2, 2)]
+    sink.merge(create_source("id INT, q STRUCT<x: INT, y: DATE>, s INT", [(1, (6, AT.date()), 2), (3, None, 1)]))
+    sink.merge(create_source("id INT, q STRUCT<x: INT, y: VOID>, s INT", [(2, (7, None), 2)]))
+    assert read_rows(path, "id", "q.x", "q.y") == [(1, 6, AT.date()), (2, 7, None), (3, None, None)]
+    assert schema_of(spark, path)["q"] == "struct<x:int,y:date>"
+    # What needs no feature of the table sets none.
+    properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{path}`").collect()
+    assert "delta.enableTypeWidening" not in {each["key"] for each in properties}
+
+
 @pytest.mark.long
 def test_a_column_of_a_constraint(spark, create_table, create_source, read_rows):
     path = create_table("id INT, n INT", [(1, 1)], properties=WIDENING, constraints={"positive": "n > 0"})

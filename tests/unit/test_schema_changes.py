@@ -24,6 +24,7 @@ NAMES = {
         T.DateType(),
         T.TimestampType(),
         T.TimestampNTZType(),
+        T.NullType(),
     )
 }
 
@@ -100,6 +101,8 @@ def struct_of(text):
         ("array<int>", "array<bigint>", "array<bigint>"),
         ("map<string,int>", "map<string,double>", "map<string,double>"),
         ("array<int>", "int", None),
+        ("struct<a:int,b:void>", "struct<a:int,b:array<string>>", "struct<a:int,b:array<string>>"),
+        ("struct<a:int,b:date>", "struct<a:int,b:void>", "struct<a:int,b:date>"),
     ],
 )
 def test_the_type_that_holds_both(kept, sent, expected):
@@ -230,6 +233,8 @@ def test_values_are_decoded_in_the_type_that_the_column_will_have(kept, sent, ty
         ("a map<int,float>", "a map<int,double>", True, False),
         ("a map<int,float>", "a map<bigint,float>", True, True),
         ("a date", "a timestamp_ntz", True, False),
+        ("a struct<x:int,y:void>", "a struct<x:int,y:int>", False, True),
+        ("a struct<x:int>", "a struct<x:int,y:int>", False, True),
     ],
 )
 def test_what_a_wider_type_changes(kept, kind, widened, same_text):
