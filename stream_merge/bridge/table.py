@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,9 +257,7 @@ class Table:
         without files it is the folder's own.
         """
         folder, system = self._located(path)
-        files, times = system.listFiles(folder, True), []
-        while files.hasNext():
-            times.append(int(files.next().getModificationTime()))
+        times = [int(status.getModificationTime()) for status in _files_below(system, folder)]
         return max(times) if times else int(system.getFileStatus(folder).getModificationTime())
 
     def exists(self, path: str) -> bool:
@@ -272,12 +270,10 @@ class Table:
         folder, system = self._located(path)
         if not system.exists(folder):
             return False
-        files = system.listFiles(folder, True)
-        while files.hasNext():
-            status = files.next()
-            if int(status.getLen()) and not str(status.getPath().getName()).startswith(("_", ".")):
-                return True
-        return False
+        return any(
+            int(status.getLen()) and not str(status.getPath().getName()).startswith(("_", "."))
+            for status in _files_below(system, folder)
+        )
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder in the table's folder."""
@@ -303,6 +299,15 @@ class Table:
         file, system = self._located(path)
         # Without a file of checksums beside it.
         system.copyToLocalFile(False, file, self._local(local), True)
+
+
+def _files_below(system: Any, place: Any) -> Iterator[Any]:
+    """Yield the status of a file, or of each file in a folder, however deep; no block is looked up for it."""
+    for status in system.listStatus(place):
+        if status.isDirectory():
+            yield from _files_below(system, status.getPath())
+        else:
+            yield status
 
 
 def local_folder(spark: SparkSession) -> str:
