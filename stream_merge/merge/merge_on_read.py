@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
@@ -37,7 +38,7 @@ from stream_merge.merge.job import (
 )
 from stream_merge.merge.locate.index_additions import note_written
 from stream_merge.merge.locate.index_lookup import find_matches_by_index, is_indexable, is_worthwhile
-from stream_merge.merge.locate.pairs import MAX_SOURCE_ROWS, Located, find_pairs
+from stream_merge.merge.locate.pairs import MAX_SOURCE_ROWS, Integers, Located, find_pairs
 from stream_merge.merge.locate.scan import (
     FileMatches,
     count_source_rows,
@@ -47,6 +48,7 @@ from stream_merge.merge.locate.scan import (
     key_columns,
     sum_by_clause,
 )
+from stream_merge.sql import quote
 from stream_merge.steps import reached
 from stream_merge.table.deletion_vectors import VectorWriter, delete_rows, remove_file
 from stream_merge.table.features import has_change_feed
@@ -55,14 +57,17 @@ from stream_merge.table.files import DataFile, now_ms
 NEW = "_stream_merge_new_{}"
 OLD = "_stream_merge_old_{}"
 
+MAX_LATE_ROWS = 20_000
+"""So many changes that are older than their rows are left out by their numbers; with more, the table is joined."""
+
 
 def stage(job: MergeJob) -> Staged:
     """Stage a merge on a table with deletion vectors."""
     reads_old = needs_old_rows(job.transaction, has_change_feed=job.has_change_feed, skip_unchanged=job.skip_unchanged)
-    is_independent = job.source.is_independent and not reads_old and not job.expects_newer_rows
-    if job.written is not None or is_independent:
+    is_independent = job.source.is_independent and not reads_old
+    if job.written is not None or (is_independent and not job.expects_newer_rows):
         return _stage_independent(job)
-    return _stage_dependent(job)
+    return _stage_late(job) if is_independent else _stage_dependent(job)
 
 
 def may_write_ahead(
@@ -85,7 +90,7 @@ def _stage_independent(job: MergeJob) -> Staged:
 
     Only the key columns of the target are read, and its sequence if order is kept. The written files suit every attempt
     to commit. They are discarded if several target rows have one key, since each would become a new row, or if a target
-    row is newer than its change.
+    row is newer than its change: then the other rows are written once more.
     """
     spark = job.source.rows.sparkSession
     reusable = job.written
@@ -101,22 +106,83 @@ def _stage_independent(job: MergeJob) -> Staged:
         if reusable is None and new_files is not None:
             with job.timer.phase("stage"):
                 reusable = new_files.result()
-    is_incomplete = bool(job.candidates) and job.source.is_incomplete_among(located.sources)
-    if not located.is_one_to_one or (job.keeps_order and located.num_idle) or is_incomplete:
+    is_late = job.keeps_order and located.num_idle
+    if is_late or not _is_usable(job, located):
         job.transaction.delete_new_files(reusable)
-        return _stage_dependent(job)
+        return _stage_located(job, located) if is_late else _stage_dependent(job)
     with job.timer.phase("stage"):
-        staged = _delete_changed(job, located.found)
-        written, num_rows = count_written(job, reusable)
-        if located.locator == "index":
-            note_written(job, [DataFile(a["add"]) for a in file_actions(job.transaction.jvm, reusable) if "add" in a])
-        updated = staged.counts["num_target_rows_updated"]
-        total = job.source.num_independent_rows if num_rows is None else num_rows
-        staged.counts |= written
-        staged.counts["num_target_rows_inserted"] = total - updated
-        staged.changes.new_files.append(reusable)
+        staged = _staged(job, located, reusable, lambda: job.source.num_independent_rows)
         staged.reusable = reusable
+    return staged
+
+
+def _stage_late(job: MergeJob) -> Staged:
+    """Look the rows up first, since the last batch had changes that were older than their rows, if the index can."""
+    is_wanted = job.keeps_order and (is_worthwhile(job) if job.locator is None else job.locator == "index")
+    if not (is_wanted and job.candidates and is_indexable(job)):
+        return _stage_dependent(job)
+    with job.timer.phase("locate"), job_description(job.source.rows.sparkSession, f"{job.batch}: locate"):
+        located = find_matches_by_index(job)
+    return _stage_dependent(job) if located is None else _stage_located(job, located)
+
+
+def _stage_located(job: MergeJob, located: Located) -> Staged:
+    """Write the new rows of all changes but those that are older than the row that they match, which stays.
+
+    The others do not depend on the target. Which ones they are does, so that another attempt writes them anew.
+    """
+    idle = located.idle
+    # Of single columns, some may be newer than those of a newer row.
+    if idle is None or len(idle) > MAX_LATE_ROWS or job.by_column is not None or not _is_usable(job, located):
+        return _stage_dependent(job)
+    source, spark = job.bound_source, job.source.rows.sparkSession
+    if len(idle):
+        # More than ten values: Spark would compile fewer into its code, anew for each batch. No row has these.
+        numbers = ", ".join(map(str, (*range(-11, 0), *idle.tolist())))
+        source = source.where(F.expr(f"{quote(SOURCE_ID)} NOT IN ({numbers})"))
+    rows = inserted_rows(job.resolved, source)
+    with job.timer.phase("stage"), job_description(spark, f"{job.batch}: write"):
+        reached("writing")
+        # Writing no rows would leave an empty file behind.
+        if job.source.num_independent_rows <= len(idle) and rows.isEmpty():
+            staged = _delete_changed(job, located.found)
+        else:
+            new_files = job.transaction.write(compact(job, rows, job.source.num_independent_rows))
+            staged = _staged(job, located, new_files, rows.count, without=idle)
+            staged.reusable = None if len(idle) else new_files
+        staged.counts["num_stale_rows"] = len(idle)
         staged.locator = located.locator
+    return staged
+
+
+def _is_usable(job: MergeJob, located: Located) -> bool:
+    """Return whether the new rows can be written without the rows that they match."""
+    is_incomplete = bool(job.candidates) and job.source.is_incomplete_among(located.sources)
+    return located.is_one_to_one and not is_incomplete
+
+
+def _staged(
+    job: MergeJob, located: Located, new_files: Any, num_rows: Callable[[], int], without: Integers | None = None
+) -> Staged:
+    """Mark the changed rows, and count them and the new ones.
+
+    Args:
+        job: The merge.
+        located: The matches.
+        new_files: The files with the new rows.
+        num_rows: Returns how many there are, where the session collects no statistics.
+        without: Numbers of the source rows that were left out of them.
+    """
+    staged = _delete_changed(job, located.found)
+    written, total = count_written(job, new_files)
+    if located.locator == "index":
+        files = [DataFile(each["add"]) for each in file_actions(job.transaction.jvm, new_files) if "add" in each]
+        note_written(job, files, without)
+    staged.counts |= written
+    total = num_rows() if total is None else total
+    staged.counts["num_target_rows_inserted"] = total - staged.counts["num_target_rows_updated"]
+    staged.changes.new_files.append(new_files)
+    staged.locator = located.locator
     return staged
 
 

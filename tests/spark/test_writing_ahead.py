@@ -3,6 +3,7 @@ stays."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,6 +156,49 @@ def test_a_batch_of_many_rows_is_measured_first(spark, create_table, begun, monk
     for num_rows in (10, 20):
         sink.merge(spark.range(num_rows).selectExpr("id", "7L AS v"))
     assert begun == [False, True, True, False]
+
+
+@pytest.mark.always
+@pytest.mark.parametrize("key", ["BIGINT", "STRING"])
+def test_late_changes_are_left_out_without_a_scan_of_the_table(create_table, create_source, read_rows, key):
+    schema = f"id {key}, v STRING, seq BIGINT"
+    drawn = random.Random(7)
+
+    def id_of(number: int) -> Any:
+        return number if key == "BIGINT" else f"key {number}"
+
+    model = {id_of(number): ("old", 100) for number in range(400)}
+    rows = [(id_, *values) for id_, values in model.items()]
+    path = create_table(schema, rows, deletion_vectors=True)
+    sink = merge_sink(path, keys="id", sequence_by="seq", delete_when="v = 'gone'", locator="index")
+    deleted: dict[Any, int] = {}
+    # In turn: none are late, some, some again, all of them, all with a new key, none again.
+    for batch, share in enumerate([0, 0.3, 0.3, 1, 1, 0, 0, 0.1]):
+        changes, counts = [], {"stale": 0, "outdated": 0, "updated": 0, "inserted": 0, "deleted": 0}
+        for number in drawn.sample(range(500), 60):
+            id_, is_late = id_of(number), drawn.random() < share
+            value = "gone" if drawn.random() < 0.2 else f"batch {batch}"
+            seq = 50 if is_late else 1_000 * (batch + 1) + number
+            if batch == 3 and id_ not in model:
+                continue
+            changes.append((id_, value, seq))
+            if seq < deleted.get(id_, 0):
+                counts["outdated"] += 1
+            elif id_ in model and seq < model[id_][1]:
+                counts["stale"] += 1
+            elif value == "gone":
+                counts["deleted"] += id_ in model
+                model.pop(id_, None)
+                deleted[id_] = seq
+            else:
+                counts["updated" if id_ in model else "inserted"] += 1
+                model[id_] = (value, seq)
+        result = sink.merge(create_source(schema, changes))
+        assert sorted(map(tuple, read_rows(path))) == sorted((id_, *values) for id_, values in model.items()), batch
+        assert result.locator == "index", batch
+        found = {name: getattr(result, f"num_target_rows_{name}") for name in ("updated", "inserted", "deleted")}
+        assert {"stale": result.num_stale_rows, "outdated": result.num_outdated_rows, **found} == counts, batch
+    assert_nothing_is_left(path)
 
 
 def test_a_file_that_cannot_be_deleted_is_left_for_vacuum(create_table, create_source, read_rows, monkeypatch, caplog):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -162,12 +163,13 @@ def active_paths(job: IndexedTable) -> set[str]:
     return {file.path for file in job.files.all()}
 
 
-def note_written(job: MergeJob, written: Sequence[DataFile]) -> None:
-    """Add what the merge has written ahead to the index, if its order is known.
+def note_written(job: MergeJob, written: Sequence[DataFile], without: NDArray[np.int64] | None = None) -> None:
+    """Add what the merge has written to the index, if its order is known.
 
     Args:
         job: The merge. Its new rows do not depend on the target.
         written: The new files. It does not matter whether they are ever committed.
+        without: Numbers of the source rows that were not written, since they are older than the row that they match.
     """
     index, probes = job.index, job.source.probes
     if probes is None or len(written) != 1 or index.has(written[0].path) or index.writes_in_order is False:
@@ -180,7 +182,10 @@ def note_written(job: MergeJob, written: Sequence[DataFile]) -> None:
     # Without keys there is no probe, and Spark may coalesce partitions in any order.
     is_one_partition = len(sources) == job.source.num_rows and not np.any(sources >> ROW_BITS)
     order = np.argsort(sources, kind="stable")
-    kept = order[np.array(probes["is_written"], dtype=np.bool_)[order]]
+    is_written = np.array(probes["is_written"], dtype=np.bool_)
+    if without is not None:
+        is_written &= ~np.isin(sources, without)
+    kept = order[is_written[order]]
     if not is_one_partition or written[0].num_physical_rows != len(kept):
         return
     high, low = halves(probes["identity"])

@@ -55,6 +55,7 @@ class Located:
         num_idle: Matches to which no clause applies.
         locator: How they were found.
         sources: Numbers of the source rows that match; None if not collected.
+        idle: Numbers of the source rows of `num_idle`; None if not collected.
     """
 
     found: Sequence[FileMatches]
@@ -62,6 +63,7 @@ class Located:
     num_idle: int
     locator: str
     sources: Integers | None = None
+    idle: Integers | None = None
 
 
 def checksum_column() -> Column:
@@ -152,8 +154,7 @@ def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locat
         None if a target row matches several times.
     """
     found = []
-    live_sources = []
-    num_idle = 0
+    live_sources, idle_sources = [], []
     for number in np.unique(pairs.files).tolist():
         file = files.get(number)
         if file is None:
@@ -169,12 +170,14 @@ def matches_of(job: MergeJob, pairs: Pairs, files: Mapping[int, DataFile], locat
         if len(positions) != len(rows):
             return None
         live_sources.append(sources)
-        num_idle += int(np.count_nonzero(actions < 0))
+        idle_sources.append(sources[actions < 0])
         matches = _matches_in_file(job, file, rows, actions)
         if matches.num_changed_rows:
             found.append(matches)
-    all_sources: Any = np.concatenate(live_sources) if live_sources else np.empty(0, np.int64)
-    return Located(found, len(np.unique(all_sources)) == len(all_sources), num_idle, locator, all_sources)
+    all_sources, idle = (
+        np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in (live_sources, idle_sources)
+    )
+    return Located(found, len(np.unique(all_sources)) == len(all_sources), len(idle), locator, all_sources, idle)
 
 
 def _matches_in_file(job: MergeJob, file: DataFile, rows: Any, actions: Any) -> FileMatches:
