@@ -118,11 +118,10 @@ def _stage_independent(job: MergeJob) -> Staged:
 
 def _stage_late(job: MergeJob) -> Staged:
     """Look the rows up first, since the last batch had changes that were older than their rows, if the index can."""
-    is_wanted = job.keeps_order and (is_worthwhile(job) if job.locator is None else job.locator == "index")
-    if not (is_wanted and job.candidates and is_indexable(job)):
-        return _stage_dependent(job)
-    with job.timer.phase("locate"), job_description(job.source.rows.sparkSession, f"{job.batch}: locate"):
-        located = find_matches_by_index(job)
+    located = None
+    if job.keeps_order and job.candidates:
+        with job.timer.phase("locate"), job_description(job.source.rows.sparkSession, f"{job.batch}: locate"):
+            located = _located_by_index(job)
     return _stage_dependent(job) if located is None else _stage_located(job, located)
 
 
@@ -190,8 +189,7 @@ def _located(job: MergeJob) -> Located:
     """Return the matches and how they were found."""
     if not job.candidates:
         return Located([], is_one_to_one=True, num_idle=0, locator="scan")
-    is_wanted = is_worthwhile(job) if job.locator is None else job.locator == "index"
-    located = find_matches_by_index(job) if is_wanted and is_indexable(job) else None
+    located = _located_by_index(job)
     if located is None and job.source.num_rows <= MAX_SOURCE_ROWS:
         located = find_pairs(job)
     if located is not None:
@@ -203,6 +201,12 @@ def _located(job: MergeJob) -> Located:
     num_matches = sum(matches.num_matches for matches in found)
     num_idle = num_matches - sum(sum(matches.num_by_clause.values()) for matches in found)
     return Located(found, num_matches == len(sources), num_idle, "scan")
+
+
+def _located_by_index(job: MergeJob) -> Located | None:
+    """Return the matches if the key index is to be asked and can answer, else None."""
+    is_wanted = is_worthwhile(job) if job.locator is None else job.locator == "index"
+    return find_matches_by_index(job) if is_wanted and is_indexable(job) else None
 
 
 def _independent_rows(job: MergeJob) -> DataFrame:

@@ -171,7 +171,7 @@ class Tombstones:
             lowest: The lowest sequence.
         """
         all_highest = F.from_json(F.lit(highest), ArrayType(self.sequence_type), _FROM_JSON)
-        return F.transform(all_highest, lambda highest: F.coalesce(~(highest < lowest), F.lit(True)))
+        return F.transform(all_highest, lambda of_file: F.coalesce(~(of_file < lowest), F.lit(True)))
 
     def _as_json(self, sequence: Column) -> Column:
         return F.to_json(sequence.cast(_all_digits(self.sequence_type)), _AS_JSON)

@@ -406,6 +406,9 @@ def test_other_keys_than_the_table_s_where_the_source_has_no_rows_yet(find, land
     absent, other = find(text.replace('["id"]', '["number"]'))
     assert absent.endswith("tables[0].keys[0]: the table has no column number; it has id, name, at")
     assert "was written with keys id, and the sink now has number: " in other
+    # Options that fit nothing are told, and nothing is compared with them.
+    (wrong,) = find(text + 'except_columns = ["id"]\n')
+    assert wrong.endswith("except_columns names the key id")
 
 
 def test_debezium_with_columns(find, land):

@@ -201,6 +201,30 @@ def test_late_changes_are_left_out_without_a_scan_of_the_table(create_table, cre
     assert_nothing_is_left(path)
 
 
+@pytest.mark.always
+@pytest.mark.parametrize("num_late", [0, 1])
+def test_a_change_that_becomes_late_before_the_commit_is_left_out(
+    create_table, create_source, read_rows, at_step, num_late
+):
+    schema = "id INT, v STRING, seq BIGINT"
+    path = create_table(schema, [(number, "old", 100) for number in range(50)], deletion_vectors=True)
+    sink, other = (merge_sink(path, keys="id", sequence_by="seq", locator="index") for _ in range(2))
+    # The batch before has a late change, so that this one's rows are looked up before anything is written.
+    sink.merge(create_source(schema, [(0, "late", 50), (1, "first", 200)]))
+    at_step("before_commit", lambda: other.merge(create_source(schema, [(2, "other", 900), (60, "other", 900)])))
+    late = [(3, "late", 50)][:num_late]
+    result = sink.merge(create_source(schema, [(2, "mine", 300), (4, "mine", 300), (60, "mine", 300), *late]))
+    assert (result.num_commit_attempts, result.num_stale_rows) == (2, 2 + num_late)
+    assert (result.num_target_rows_updated, result.num_target_rows_inserted) == (1, 0)
+    values = {row["id"]: row["v"] for row in read_rows(path)}
+    assert values == {
+        **dict.fromkeys(range(50), "old"),
+        **dict.fromkeys([2, 60], "other"),
+        1: "first",
+        4: "mine",
+    }
+
+
 def test_a_file_that_cannot_be_deleted_is_left_for_vacuum(create_table, create_source, read_rows, monkeypatch, caplog):
     path = create_table("id INT, v STRING, seq BIGINT", [(1, "a", 5)], deletion_vectors=True)
     before = files_below(path)

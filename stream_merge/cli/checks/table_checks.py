@@ -172,14 +172,15 @@ class _TableCheck:
         for place, key in enumerate(keys):
             if key.lower() not in names:
                 yield self._fault("keys", f"the table has no column {key}; it has {', '.join(present.names)}", place)
-        options = sink_options(self.loaded.pipeline, self.table.number)
         remembered = self._remembered_keys()
-        if remembered is None or not merge_sink(self.table.target, **options).config.keeps_tombstones:
-            return
         try:
-            check_keys(self.table.target, remembered, keys)
+            sink = merge_sink(self.table.target, **sink_options(self.loaded.pipeline, self.table.number))
+            if remembered is not None and sink.config.keeps_tombstones:
+                check_keys(self.table.target, remembered, keys)
         except ConfigurationChangedError as error:
             yield self._fault("keys", str(error).splitlines()[0])
+        except (ConfigError, PipelineError):  # options that fit nothing are told without Spark
+            return
 
     def row_faults(self, samples: Samples) -> Iterator[Fault]:
         """Yield why rows of the source cannot be decoded or merged."""

@@ -22,7 +22,7 @@ from stream_merge.merge.job import first_applying
 from stream_merge.merge.locate.index_sequence import sequence_of
 from stream_merge.merge.locate.scan import HASHED_TYPES
 from stream_merge.merge.source import deletes
-from stream_merge.sql import quote
+from stream_merge.sql import all_of, quote
 
 IDENTITY_BYTES = 16
 
@@ -163,7 +163,4 @@ def _bytes_of(chunk: Any) -> bytes:
 
 def has_key(frame: DataFrame, names: Sequence[str]) -> Column:
     """Return whether no key column of a row is NULL."""
-    condition = F.lit(True)
-    for name in names:
-        condition = condition & frame[quote(name)].isNotNull()
-    return condition
+    return all_of([frame[quote(name)].isNotNull() for name in names])
